@@ -1,0 +1,32 @@
+# Each target needs only Python >= 3.11 and pip: the environment is made on first use and kept in .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test test-slow check bench clean
+
+demo: $(READY)
+	$(BIN)/shallowdraft demo
+
+test: $(READY)
+	$(BIN)/pytest
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python benchmarks/cpu_engine.py
+
+clean:
+	rm -rf .venv
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,report,serve,dev]'
+	touch $(READY)

@@ -1,0 +1,53 @@
+"""Find, build and prove the fastest draft model for your LLM.
+
+    import shallowdraft as sd
+    target, draft = sd.load("target-folder"), sd.load("draft-folder")
+    out = sd.generate(target, "Once upon a time", draft=draft, lookahead=5)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shallowdraft.decoding.generation import Generation, Piece, Stream, generate, stream
+    from shallowdraft.decoding.statistics import Statistics
+    from shallowdraft.errors import ShallowdraftError
+    from shallowdraft.models.model import Model, check_vocabulary, load
+    from shallowdraft.shapes import ModelShape
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Generation": "decoding.generation",
+    "Model": "models.model",
+    "ModelShape": "shapes",
+    "Piece": "decoding.generation",
+    "ShallowdraftError": "errors",
+    "Statistics": "decoding.statistics",
+    "Stream": "decoding.generation",
+    "check_vocabulary": "models.model",
+    "generate": "decoding.generation",
+    "load": "models.model",
+    "stream": "decoding.generation",
+}
+
+__all__ = [
+    "Generation",
+    "Model",
+    "ModelShape",
+    "Piece",
+    "ShallowdraftError",
+    "Statistics",
+    "Stream",
+    "check_vocabulary",
+    "generate",
+    "load",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for: torch is not needed to print a help text."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

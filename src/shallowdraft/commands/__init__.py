@@ -1,0 +1,1 @@
+"""One file a verb: its options and run(). Only here is anything printed."""

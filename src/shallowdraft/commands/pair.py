@@ -1,0 +1,46 @@
+"""shallowdraft pair: make a target and a draft with a chosen agreement, without training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shallowdraft import shapes
+from shallowdraft.commands.options import Command
+from shallowdraft.errors import OptionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair(Command):
+    """Make a synthetic target and draft that agree on a chosen share of tokens: full work, known output, no training.
+
+    Example: shallowdraft pair --target-shape 11x640/10h/1728 --draft-shape 2x256/4h/688 --agreement 0.8 --out pair
+    """
+
+    target_shape: str
+    """layers x d_model / heads / ffn like 11x640/10h/1728 (with /8kv and /128hd where needed), or a known name."""
+    draft_shape: str
+    """The draft's shape, written likewise."""
+    out: str
+    """Folder to make; the models go into OUT/target and OUT/draft."""
+    agreement: float = 0.8
+    """Share of tokens on which the two agree, 0 to 1."""
+    vocab: int = 4096
+    """Tokens in the vocabulary, at least 320."""
+    context: int = 2048
+    """Longest text in tokens."""
+    seed: int = 0
+    """Seed of weights and agreement."""
+
+    def run(self) -> int:
+        from shallowdraft.models.synthetic import make_pair
+
+        out = Path(self.out)
+        if any((out / role).exists() for role in ("target", "draft")):
+            raise OptionError(f"{out} already holds a target or a draft; name another folder")
+        size = {"vocab": self.vocab, "context": self.context}
+        target, draft = shapes.parse(self.target_shape, **size), shapes.parse(self.draft_shape, **size)
+        pair = make_pair(target, draft, self.agreement, seed=self.seed)
+        for role, folder, shape in zip(("target", "draft"), pair.save(out), (target, draft), strict=True):
+            print(f"{role}: {folder} ({shape}, {shape.parameters:,} parameters)")
+        tars = ", ".join(f"{pair.tar(d):.2f} at lookahead {d}" for d in (1, 3, 5, 7))
+        print(f"agreement {pair.agrees.double().mean():.1%}; TAR {tars}")
+        return 0

@@ -1,0 +1,73 @@
+"""Where proposals come from. A drafter proposes a fixed number of tokens; what it proposes never changes the output's law.
+
+Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buffer.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shallowdraft.decoding.sampling import Sampling, draw, probabilities
+from shallowdraft.decoding.state import State, fill
+from shallowdraft.decoding.verification import Proposal
+from shallowdraft.models.decoder import Decoder
+
+
+class Drafter(Protocol):
+    """Proposes `lookahead` tokens an iteration."""
+
+    lookahead: int
+
+    def prefill(self, state: State) -> None:
+        """Read the prompts, once, before the first iteration."""
+
+    def propose(self, state: State, uniforms: Tensor) -> Proposal:
+        """Continue every row; `uniforms` [B, d] are the draws to use."""
+
+
+class NoDrafter:
+    """Proposes nothing: plain decoding is speculation with lookahead 0."""
+
+    lookahead = 0
+
+    def prefill(self, state: State) -> None:
+        pass
+
+    def propose(self, state: State, uniforms: Tensor) -> Proposal:
+        return Proposal(state.tokens[:, :0])
+
+
+class ModelDrafter:
+    """A smaller model that decodes ahead with a cache of its own."""
+
+    def __init__(self, decoder: Decoder, lookahead: int, sampling: Sampling, target_vocab: int) -> None:
+        self.decoder, self.lookahead, self.sampling = decoder, lookahead, sampling
+        self._vocab = target_vocab
+
+    def prefill(self, state: State) -> None:
+        rows, slots = state.tokens.shape
+        self.cache = self.decoder.new_cache(rows, slots)
+        fill(self.decoder, self.cache, state)
+
+    def propose(self, state: State, uniforms: Tensor) -> Proposal:
+        # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
+        tokens, positions = state.tail(2)
+        drafted: list[Tensor] = []
+        laws: list[Tensor] = []
+        for step in range(self.lookahead):
+            hidden = self.decoder(tokens, positions, self.cache, state.span)
+            logits = self._in_target_vocabulary(self.decoder.head(hidden[:, -1]))
+            if self.sampling.greedy:
+                token = logits.argmax(-1)
+            else:
+                laws.append(probabilities(logits, self.sampling))
+                token = draw(laws[-1], uniforms[:, step])
+            drafted.append(token)
+            tokens, positions = token[:, None], positions[:, -1:] + 1
+        return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1) if laws else None)
+
+    def _in_target_vocabulary(self, logits: Tensor) -> Tensor:
+        """Cut or pad logits [B, V'] to the target's vocabulary; ids that either lacks are never proposed."""
+        missing = self._vocab - logits.shape[-1]
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits

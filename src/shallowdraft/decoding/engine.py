@@ -1,0 +1,127 @@
+"""The engine: propose, verify, commit. One iteration never waits for the device and never looks at a value.
+
+Shapes: B rows, d lookahead, V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shallowdraft.decoding.clock import Clock
+from shallowdraft.decoding.drafters import Drafter, NoDrafter
+from shallowdraft.decoding.noise import Noise
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.state import fill, new_state
+from shallowdraft.decoding.verification import Proposal, Verdict, verify
+from shallowdraft.models.decoder import Decoder
+
+UNSOUND = -1
+
+Emitted = npt.NDArray[np.int64]
+"""[B, d + 2]: how many draft tokens were accepted (UNSOUND: not a number), then the tokens, void after the accepted + 1st."""
+
+
+class Engine:
+    """Decodes a batch of prompts; `run` yields what each iteration emitted, for ever: the caller decides when to stop."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: Drafter,
+        sampling: Sampling,
+        prompts: list[list[int]],
+        limits: list[int],
+        draft_context: int | None = None,
+    ) -> None:
+        self.target, self.drafter, self.sampling = target, drafter, sampling
+        self.state = new_state(prompts, limits, drafter.lookahead, target.device)
+        self.cache = target.new_cache(*self.state.tokens.shape)
+        self.noise = Noise(sampling.seed, len(prompts), drafter.lookahead, target.device)
+        self.clock = Clock(target.device)
+        self._draft_context = draft_context
+        self._lengths = np.array([len(prompt) for prompt in prompts])
+        self._limits = np.array(limits)
+
+    @torch.inference_mode()
+    def prefill(self) -> Verdict:
+        """Read the prompts and emit each row's first token."""
+        with self.clock.phase("prefill"):
+            hidden = fill(self.target, self.cache, self.state)
+            if self._within_draft_context():
+                self.drafter.prefill(self.state)
+            nothing = Proposal(self.state.tokens[:, :0])
+            uniforms = self.noise.advance()
+            verdict = verify(self.target.head(hidden)[:, None], nothing, self.sampling, uniforms[:, :0], uniforms[:, -1])
+            self.state.commit(verdict)
+        return verdict
+
+    @torch.inference_mode()
+    def iterate(self) -> Verdict:
+        """Draft, verify, commit."""
+        drafter = self.drafter if self._within_draft_context() else NoDrafter()
+        uniforms, d = self.noise.advance(), drafter.lookahead
+        with self.clock.phase("draft"):
+            proposal = drafter.propose(self.state, uniforms[:, :d])
+        with self.clock.phase("verify"):
+            tail, positions = self.state.tail(1)
+            tokens = torch.cat((tail, proposal.tokens), 1)
+            positions = positions + torch.arange(d + 1, device=positions.device)
+            hidden = self.target(tokens, positions, self.cache, self.state.span)
+            verdict = verify(self.target.head(hidden), proposal, self.sampling, uniforms[:, d : 2 * d], uniforms[:, -1])
+        self.state.commit(verdict)
+        return verdict
+
+    def run(self) -> Iterator[Emitted]:
+        """Prefill, then iterations; on a GPU each result is handed over while the next iteration runs."""
+        in_flight: deque[_Message] = deque()
+        late = 1 if self.target.device.type == "cuda" else 0
+        verdict = self.prefill()
+        while True:
+            in_flight.append(_Message(verdict))
+            # Until a result is read, its rows may have grown by a whole proposal.
+            self._bound_lengths(in_flight)
+            if len(in_flight) > late:
+                emitted = in_flight.popleft().read()
+                self._lengths = np.minimum(self._lengths + emitted[:, 0] + 1, self._limits)
+                self._bound_lengths(in_flight)
+                yield emitted
+            verdict = self.iterate()
+
+    def _bound_lengths(self, in_flight: "deque[_Message]") -> None:
+        unread = sum(message.tokens for message in in_flight)
+        self.state.longest = int(min(self._lengths.max() + unread, self._limits.max()))
+
+    def _within_draft_context(self) -> bool:
+        return self._draft_context is None or self.state.longest + self.drafter.lookahead <= self._draft_context
+
+
+class _Message:
+    """A verdict on its way to the host: copied on a stream of its own, so that the next iteration need not wait."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        accepted = torch.where(verdict.sound, verdict.accepted, UNSOUND)
+        packed = torch.cat((accepted[:, None], verdict.tokens), 1)
+        self.tokens = verdict.tokens.shape[1]
+        self._arrived: torch.cuda.Event | None = None
+        self._packed: Tensor = packed if packed.device.type == "cpu" else self._send(packed)
+
+    def _send(self, packed: Tensor) -> Tensor:
+        side, computed = torch.cuda.Stream(packed.device), torch.cuda.Event()
+        computed.record()
+        pinned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        with torch.cuda.stream(side):
+            side.wait_event(computed)
+            pinned.copy_(packed, non_blocking=True)
+            packed.record_stream(side)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        return pinned
+
+    def read(self) -> Emitted:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._packed.numpy()

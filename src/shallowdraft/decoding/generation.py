@@ -1,0 +1,277 @@
+"""Generate text with a target and, if given, a draft: the public entry of the engine."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict, Unpack, overload
+
+from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
+from shallowdraft.decoding.engine import UNSOUND, Engine
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.statistics import Statistics, Times
+from shallowdraft.decoding.text import TextStream
+from shallowdraft.errors import NumericsError, OptionError, PromptError
+from shallowdraft.models.model import Model, check_vocabulary
+
+MAX_LOOKAHEAD = 32
+
+Prompt = str | Sequence[int]
+FinishReason = Literal["stop", "length", "context"]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `generate` and `stream`; `Settings` has their defaults."""
+
+    draft: Model | None
+    lookahead: int
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+    stop: Sequence[str]
+    stop_tokens: Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to generate."""
+
+    draft: Model | None = None
+    lookahead: int = 5
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
+            raise OptionError(f"lookahead is {self.lookahead}; it must be 1 to {MAX_LOOKAHEAD}")
+        if self.max_new_tokens < 1:
+            raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if isinstance(self.stop, str) or "" in self.stop:
+            raise OptionError("stop must be a list of strings, none of them empty")
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What came of one prompt."""
+
+    text: str
+    token_ids: list[int]
+    """New tokens only, a stop token included."""
+    stats: Statistics
+    finish_reason: FinishReason
+    """A stop token or stop string; max_new_tokens; the end of the model's context."""
+    accepted_by_iteration: list[int]
+    """Draft tokens kept in each iteration."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token as it is emitted, with the text that has become readable by it."""
+
+    text: str
+    token_id: int | None
+    """None for text that was held back until the end."""
+    drafted: bool
+    """Whether it is an accepted draft token rather than the target's own."""
+
+
+@overload
+def generate(target: Model, prompt: str, **options: Unpack[Options]) -> Generation: ...
+@overload
+def generate(target: Model, prompt: Sequence[int], **options: Unpack[Options]) -> Generation: ...
+@overload
+def generate(target: Model, prompt: Sequence[Prompt], **options: Unpack[Options]) -> list[Generation]: ...
+def generate(
+    target: Model, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+) -> Generation | list[Generation]:
+    """Decode text or token ids, or a list of either as one batch; with a draft faster, with the same result.
+
+    Options and defaults: draft=None, lookahead=5, max_new_tokens=128, temperature=0.0, top_k=None, top_p=None, seed=0,
+    stop=() (strings, not part of the text), stop_tokens=None (the target's own). Generation also ends where the context
+    does. Each row of a batch draws a random stream of its own from (seed, row); the times of a batch are its rows'.
+    """
+    if single := _is_single(prompt):
+        prompt = [prompt]  # type: ignore[list-item]
+    run = _Run(target, prompt, Settings(**options))  # type: ignore[arg-type]
+    for _ in run.iterations():
+        pass
+    return run.results()[0] if single else run.results()
+
+
+def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
+    """`generate` for one prompt, piece by piece."""
+    return Stream(_Run(target, [prompt], Settings(**options), pieces=True))
+
+
+class Stream:
+    """An iterator over the pieces of a continuation; `result` is there when it has ended."""
+
+    result: Generation
+
+    def __init__(self, run: "_Run") -> None:
+        self._pieces = self._decode(run)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
+
+    def _decode(self, run: "_Run") -> Iterator[Piece]:
+        row, shown = run.rows[0], 0
+        for _ in run.iterations():
+            yield from row.pieces[shown:]
+            shown = len(row.pieces)
+        if row.text is not None and (rest := row.text.flush()):
+            yield Piece(rest, None, drafted=False)
+        self.result = run.results()[0]
+
+
+@dataclass
+class _Row:
+    """One prompt on the host: what was kept of each iteration, and when to stop."""
+
+    max_new_tokens: int
+    stop_tokens: frozenset[int]
+    text: TextStream | None
+    """Present where stop strings or a reader need text as it comes."""
+    full: FinishReason
+    """Why the row ends if nothing stops it."""
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    accepted_by_iteration: list[int] = field(default_factory=list)
+    drafted: int = 0
+    finish_reason: FinishReason | None = None
+
+    def take(self, accepted: int, tokens: Sequence[int]) -> int:
+        """Keep an iteration's tokens up to where the row ends; how many."""
+        for kept, token in enumerate(tokens[: accepted + 1], 1):
+            self.tokens.append(token)
+            if self.text is not None:
+                self.pieces.append(Piece(self.text.push(token), token, drafted=kept <= accepted))
+            if token in self.stop_tokens or (self.text is not None and self.text.stopped):
+                self.finish_reason = "stop"
+            elif len(self.tokens) == self.max_new_tokens:
+                self.finish_reason = self.full
+            if self.finish_reason:
+                break
+        return kept
+
+    def count(self, accepted: int, kept: int, drafted: int) -> None:
+        """Book an iteration; accepted tokens that were cut off do not count."""
+        self.accepted_by_iteration.append(min(accepted, kept))
+        self.drafted += drafted
+
+
+class _Run:
+    """A batch from prompts to results."""
+
+    def __init__(self, target: Model, prompts: Sequence[Prompt], settings: Settings, *, pieces: bool = False) -> None:
+        if not prompts:
+            raise PromptError("there is no prompt; give text, token ids, or a list of either")
+        self.target, self.settings = target, settings
+        encoded = [_encode(target, prompt) for prompt in prompts]
+        self.rows = [_new_row(target, settings, len(ids), pieces) for ids in encoded]
+        limits = [len(ids) + row.max_new_tokens for ids, row in zip(encoded, self.rows, strict=True)]
+        self._begin_s = time.perf_counter()
+        self._end_s = self._begin_s
+        draft = settings.draft
+        self.engine = Engine(
+            target.decoder,
+            _drafter(target, settings),
+            settings.sampling,
+            encoded,
+            limits,
+            draft_context=draft.shape.context if draft else None,
+        )
+
+    def iterations(self) -> Iterator[None]:
+        """Decode until every row has ended, pausing after each iteration."""
+        for iteration, emitted in enumerate(self.engine.run()):
+            if (emitted[:, 0] == UNSOUND).any():
+                raise NumericsError(self._unsound())
+            for row, (accepted, *tokens) in zip(self.rows, emitted.tolist(), strict=True):
+                if row.finish_reason is None:
+                    kept = row.take(accepted, tokens)
+                    if iteration > 0:  # what prefill yields is no iteration's
+                        row.count(accepted, kept, drafted=len(tokens) - 1)
+            self._end_s = time.perf_counter()
+            yield
+            if all(row.finish_reason for row in self.rows):
+                return
+
+    def results(self) -> list[Generation]:
+        clock = self.engine.clock
+        times = Times(
+            clock.seconds("prefill"), clock.seconds("draft"), clock.seconds("verify"), self._end_s - self._begin_s
+        )
+        return [self._result(row, times) for row in self.rows]
+
+    def _result(self, row: _Row, times: Times) -> Generation:
+        accepted, lookahead = row.accepted_by_iteration, self.engine.drafter.lookahead
+        stats = Statistics.derive(
+            tokens=len(row.tokens),
+            emitted=len(row.tokens) - 1,
+            drafted=row.drafted,
+            histogram=[accepted.count(n) for n in range(lookahead + 1)],
+            times=times,
+        )
+        text = self.target.decode(row.tokens)
+        if row.text is not None and row.text.stopped:
+            text = text[: min(cut for cut in map(text.find, self.settings.stop) if cut >= 0)]
+        assert row.finish_reason is not None
+        return Generation(text, row.tokens, stats, row.finish_reason, accepted)
+
+    def _unsound(self) -> str:
+        draft = self.settings.draft
+        models = f"target {self.target.name}" + (f" or draft {draft.name}" if draft else "")
+        return f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16"
+
+
+def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+
+
+def _encode(target: Model, prompt: Prompt) -> list[int]:
+    if not len(prompt):
+        raise PromptError("the prompt is empty; give at least one token")
+    ids = target.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+    if not ids:
+        raise PromptError("the prompt has no tokens; give text that the tokenizer knows")
+    if wrong := [token for token in ids if not 0 <= token < target.shape.vocab]:
+        raise PromptError(f"token id {wrong[0]} is outside the target's vocabulary of {target.shape.vocab:,}")
+    if len(ids) >= target.shape.context:
+        raise PromptError(
+            f"the prompt has {len(ids):,} tokens and {target.name} a context of {target.shape.context:,}; "
+            "shorten the prompt so that there is room for new tokens"
+        )
+    return ids
+
+
+def _new_row(target: Model, settings: Settings, prompt_tokens: int, pieces: bool) -> _Row:
+    room = target.shape.context - prompt_tokens
+    if settings.stop:
+        target.require_tokenizer()
+    return _Row(
+        max_new_tokens=min(settings.max_new_tokens, room),
+        stop_tokens=frozenset(target.stop_tokens if settings.stop_tokens is None else settings.stop_tokens),
+        text=TextStream(target.decode, settings.stop) if pieces or settings.stop else None,
+        full="length" if settings.max_new_tokens <= room else "context",
+    )
+
+
+def _drafter(target: Model, settings: Settings) -> Drafter:
+    draft = settings.draft
+    if draft is None:
+        return NoDrafter()
+    check_vocabulary(target, draft).require()
+    if draft.device != target.device:
+        raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
+    return ModelDrafter(draft.decoder, settings.lookahead, settings.sampling, target.shape.vocab)

@@ -1,0 +1,64 @@
+"""From logits to the distribution a token is drawn from, and the draw itself.
+
+Shapes: B rows, V vocabulary, … any leading dimensions.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shallowdraft.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen: the most likely one at temperature 0, else drawn after temperature, top-k and top-p."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise OptionError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+        if self.top_k is not None and self.top_k < 1:
+            raise OptionError(f"top_k is {self.top_k}; it must be at least 1, or left out to keep every token")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if self.seed < 0:
+            raise OptionError(f"seed is {self.seed}; it must be 0 or more")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits [..., V] -> probabilities [..., V] in float32, after temperature, then top-k, then top-p."""
+    scores = logits.float() / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
+        smallest_kept = scores.topk(sampling.top_k, -1).values[..., -1:]
+        scores = scores.masked_fill(scores < smallest_kept, -math.inf)
+    p = scores.softmax(-1)
+    return p if sampling.top_p is None or sampling.top_p >= 1 else _nucleus(p, sampling.top_p)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Draw an index [B] in proportion to weights [B, V] >= 0 by inverting their cumulative sum at uniform [B] in [0, 1).
+
+    An index of weight 0 is never drawn, however the sum rounds.
+    """
+    cumulative = weights.cumsum(-1, dtype=torch.float64).masked_fill(weights <= 0, 0.0)
+    threshold = uniform * cumulative.amax(-1)
+    return (cumulative > threshold[:, None]).to(torch.uint8).argmax(-1)
+
+
+def _nucleus(p: Tensor, top_p: float) -> Tensor:
+    """Keep the most likely tokens until their sum reaches top_p; the token that crosses it is kept."""
+    sorted_p, order = p.sort(-1, descending=True)
+    before = sorted_p.cumsum(-1) - sorted_p
+    kept = sorted_p.masked_fill(before >= top_p, 0.0)
+    return torch.zeros_like(p).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))

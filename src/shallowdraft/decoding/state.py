@@ -1,0 +1,76 @@
+"""What decoding has produced so far, on the device.
+
+Shapes: B rows, S slots, T tokens of a pass, C d_model.
+Invariant: a row's `length` counts its committed tokens; a cache holds valid entries for all of them but the last
+(a draft's cache: but the last two). Whatever lies beyond is overwritten before it is attended to.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shallowdraft.decoding.verification import Verdict
+from shallowdraft.models.cache import KVCache
+from shallowdraft.models.decoder import Decoder
+
+PREFILL_CHUNK = 512
+SPAN_STEP = 64  # attended lengths are rounded up, so that kernels see few different shapes
+
+
+@dataclass
+class State:
+    """The rows being decoded."""
+
+    tokens: Tensor  # [B, S] prompts and what was emitted; void beyond `length`
+    length: Tensor  # [B] committed tokens
+    limit: Tensor  # [B] where a row ends; its length never passes this
+    longest: int
+    """A bound on every row's length that the host knows without asking the device."""
+    lookahead: int
+
+    @property
+    def span(self) -> int:
+        """How many slots a pass must look at: every committed token and one proposal, rounded up."""
+        needed = self.longest + self.lookahead
+        return min(-(-needed // SPAN_STEP) * SPAN_STEP, self.tokens.shape[1])
+
+    def tail(self, count: int) -> tuple[Tensor, Tensor]:
+        """The last `count` committed tokens [B, count] and their positions."""
+        positions = self.length[:, None] + torch.arange(-count, 0, device=self.length.device)
+        return self.tokens.gather(1, positions), positions
+
+    def commit(self, verdict: Verdict) -> None:
+        """Append what was emitted; void tokens behind it are overwritten by the next commit."""
+        offsets = torch.arange(verdict.tokens.shape[1], device=self.length.device)
+        self.tokens.scatter_(1, self.length[:, None] + offsets, verdict.tokens)
+        self.length = torch.minimum(self.length + verdict.accepted + 1, self.limit)
+
+
+def new_state(prompts: list[list[int]], limits: list[int], lookahead: int, device: torch.device) -> State:
+    """Rows that hold their prompts, with room for `limits` tokens each and one proposal more."""
+    longest = max(len(prompt) for prompt in prompts)
+    slots = max(limits) + lookahead + 1
+    tokens = torch.zeros(len(prompts), slots, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = torch.tensor(prompt)
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    return State(tokens.to(device), lengths.to(device), torch.tensor(limits).to(device), longest, lookahead)
+
+
+def fill(decoder: Decoder, cache: KVCache, state: State) -> Tensor:
+    """Prefill: run every row's tokens through the decoder in chunks -> hidden state [B, C] of each row's last one.
+
+    Rows are padded on the right. What padding writes lies beyond the row's length, so it is overwritten in time.
+    """
+    rows = state.tokens.shape[0]
+    last = state.length - 1
+    hidden = torch.zeros(0)
+    for start in range(0, state.longest, PREFILL_CHUNK):
+        stop = min(start + PREFILL_CHUNK, state.longest)
+        positions = torch.arange(start, stop, device=last.device).expand(rows, -1)
+        chunk = decoder(state.tokens[:, start:stop], positions, cache, stop)
+        inside = (last - start).clamp(0, stop - start - 1)
+        found = chunk.gather(1, inside[:, None, None].expand(-1, 1, chunk.shape[-1])).squeeze(1)
+        hidden = found if start == 0 else torch.where((last >= start)[:, None], found, hidden)
+    return hidden

@@ -1,0 +1,117 @@
+"""What a run did and where its time went."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a run: reading the prompts, drafting, verifying, all of it."""
+
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    total_s: float
+
+    def __add__(self, other: "Times") -> "Times":
+        return Times(
+            self.prefill_s + other.prefill_s,
+            self.draft_s + other.draft_s,
+            self.verify_s + other.verify_s,
+            self.total_s + other.total_s,
+        )
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts of one prompt's iterations, and the times of the batch that it ran in."""
+
+    tokens: int
+    """New tokens kept, the one that prefill yields included."""
+    emitted: int
+    """New tokens kept that iterations yielded."""
+    iterations: int
+    drafted: int
+    accepted: int
+    """Draft tokens kept."""
+    tar: float
+    """emitted / iterations; 0 where there was no iteration."""
+    acceptance_rate: float
+    """accepted / drafted; 0 where nothing was drafted."""
+    acceptance_histogram: tuple[int, ...]
+    """How many iterations kept 0, 1, … draft tokens."""
+    acceptance_by_position: tuple[float, ...]
+    """Share of iterations that kept at least 1, 2, … draft tokens."""
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    other_s: float
+    total_s: float
+    tokens_per_s: float
+    """tokens / total_s."""
+    decode_tokens_per_s: float
+    """emitted / (total_s - prefill_s): the paper's throughput."""
+
+    @classmethod
+    def derive(
+        cls, *, tokens: int, emitted: int, drafted: int, histogram: Sequence[int], times: Times
+    ) -> "Statistics":
+        """Everything that follows from the counts; `histogram` has an entry for 0 to lookahead accepted tokens."""
+        iterations = sum(histogram)
+        accepted = sum(count * kept for kept, count in enumerate(histogram))
+        decode_s = times.total_s - times.prefill_s
+        return cls(
+            tokens=tokens,
+            emitted=emitted,
+            iterations=iterations,
+            drafted=drafted,
+            accepted=accepted,
+            tar=_ratio(emitted, iterations),
+            acceptance_rate=_ratio(accepted, drafted),
+            acceptance_histogram=tuple(histogram),
+            acceptance_by_position=tuple(
+                _ratio(sum(histogram[kept:]), iterations) for kept in range(1, len(histogram))
+            ),
+            prefill_s=times.prefill_s,
+            draft_s=times.draft_s,
+            verify_s=times.verify_s,
+            other_s=decode_s - times.draft_s - times.verify_s,
+            total_s=times.total_s,
+            tokens_per_s=_ratio(tokens, times.total_s),
+            decode_tokens_per_s=_ratio(emitted, decode_s),
+        )
+
+    @property
+    def times(self) -> Times:
+        return Times(self.prefill_s, self.draft_s, self.verify_s, self.total_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Our names, and vLLM's for what it reports too."""
+        return asdict(self) | {
+            "mean_acceptance_length": self.tar,
+            "draft_acceptance_rate": self.acceptance_rate,
+            "num_accepted_draft_tokens": self.accepted,
+            "num_draft_tokens": self.drafted,
+            "num_spec_steps": self.iterations,
+        }
+
+
+def total(prompts: Sequence[Statistics], *, one_batch: bool) -> Statistics:
+    """Several prompts as one: quotients of sums. The rows of one batch share its times, separate runs add theirs."""
+    histograms = zip_longest(*(prompt.acceptance_histogram for prompt in prompts), fillvalue=0)
+    times = prompts[0].times
+    for prompt in () if one_batch else prompts[1:]:
+        times += prompt.times
+    return Statistics.derive(
+        tokens=sum(prompt.tokens for prompt in prompts),
+        emitted=sum(prompt.emitted for prompt in prompts),
+        drafted=sum(prompt.drafted for prompt in prompts),
+        histogram=[sum(counts) for counts in histograms],
+        times=times,
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

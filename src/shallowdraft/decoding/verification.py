@@ -1,0 +1,64 @@
+"""The rules that decide what is emitted. Pure tensor code: nothing else in the package accepts or rejects a token.
+
+Shapes: B rows, d lookahead, V vocabulary. Position j of p is the target's law of the token that follows proposal j - 1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shallowdraft.decoding.sampling import Sampling, draw, probabilities
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted tokens [B, d] and, when sampling, the very distributions [B, d, V] they were drawn from."""
+
+    tokens: Tensor
+    q: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of `tokens` [B, d + 1] the first `accepted` [B] are the draft's, the next one is the target's; the rest is void."""
+
+    tokens: Tensor
+    accepted: Tensor
+    sound: Tensor
+    """[B] whether every logit and probability was a number; a row that is not sound must not be emitted."""
+
+
+def verify(logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor) -> Verdict:
+    """Judge a proposal by the target's logits [B, d + 1, V]; `coins` [B, d] and `last` [B] are uniform in [0, 1)."""
+    if sampling.greedy:
+        return verify_greedy(logits, proposal.tokens)
+    p = probabilities(logits, sampling)
+    q = proposal.q if proposal.q is not None else p[:, :0]
+    return verify_sampled(p, q, proposal.tokens, coins, last)
+
+
+def verify_greedy(logits: Tensor, proposed: Tensor) -> Verdict:
+    """Accept while the proposal is the target's most likely token."""
+    best, choice = logits.max(-1)
+    accepted = (proposed == choice[:, :-1]).cumprod(1).sum(1)
+    return Verdict(choice, accepted, best.isfinite().all(1))
+
+
+def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Tensor) -> Verdict:
+    """Speculative sampling (Leviathan et al. 2023): accept x with probability min(1, p(x) / q(x)); at the first
+    rejection draw from max(p - q, 0), after none from p. The law of what is emitted is p's, whatever q is."""
+    rows, lookahead = proposed.shape
+    p_x = p[:, :-1].gather(2, proposed[..., None]).squeeze(2)
+    q_x = q.gather(2, proposed[..., None]).squeeze(2)
+    accepted = (coins * q_x < p_x).cumprod(1).sum(1)
+    row = torch.arange(rows, device=p.device)
+    p_next = p[row, accepted]
+    q_next = torch.nn.functional.pad(q, (0, 0, 0, 1))[row, accepted]  # after d acceptances there is no q to subtract
+    residual = (p_next - q_next).clamp(min=0)
+    # p = q up to rounding leaves nothing; a rejection then has probability zero, and p is the right law.
+    empty = residual.sum(-1, keepdim=True) <= 0
+    token = draw(torch.where(empty, p_next, residual), last)
+    tokens = torch.nn.functional.pad(proposed, (0, 1)).scatter(1, accepted[:, None], token[:, None])
+    sound = p.sum((1, 2)).isfinite() & q.sum((1, 2)).isfinite()
+    return Verdict(tokens, accepted, sound)

@@ -1,0 +1,33 @@
+"""The exceptions a user can cause; each message says what was got, what is needed and what to do."""
+
+
+class ShallowdraftError(Exception):
+    """Anything wrong that the user can put right; the command line prints it in one line and exits with 2."""
+
+
+class OptionError(ShallowdraftError):
+    """An option or argument outside its range."""
+
+
+class CheckpointError(ShallowdraftError):
+    """A checkpoint that is missing, incomplete, corrupt or not what its config says."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """A checkpoint of a family or format that this package does not run."""
+
+
+class VocabularyError(ShallowdraftError):
+    """A tokenizer that is missing, or a draft that does not speak the target's vocabulary."""
+
+
+class PromptError(ShallowdraftError):
+    """A prompt that is empty, has unknown token ids or does not fit into the context."""
+
+
+class MemoryShortageError(ShallowdraftError):
+    """Weights or caches that do not fit into the memory there is."""
+
+
+class NumericsError(ShallowdraftError):
+    """A model that produced NaN or infinite logits."""

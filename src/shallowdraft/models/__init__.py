@@ -1,0 +1,1 @@
+"""Decoders, caches, checkpoints in and out, tokenizers and the vocabulary check."""

@@ -1,0 +1,66 @@
+"""A static key/value cache. Rollback is by position: what lies beyond a row's length is overwritten, never removed.
+
+Shapes: L layers, B rows, H key/value heads, S slots, T tokens of a pass, D head width.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shallowdraft.models.memory import require_memory
+from shallowdraft.shapes import ModelShape, Rope
+
+
+class KVCache:
+    """Slots for the keys and values of every layer and row, and the rotary tables for as many positions."""
+
+    def __init__(self, shape: ModelShape, rows: int, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        per_token = shape.kv_bytes_per_token(str(dtype).removeprefix("torch."))
+        require_memory(rows * slots * per_token, device, f"a cache of {rows} x {slots} tokens")
+        size = (shape.layers, 2, rows, shape.kv_heads, slots, shape.head_dim)
+        # Zeros, not empty: a masked slot still takes part in a product, and 0 * NaN is NaN.
+        self.kv = torch.zeros(size, device=device, dtype=dtype)
+        self.layers = [(layer[0], layer[1]) for layer in self.kv]
+        self.slots = slots
+        self.rope = rope_tables(shape.rope, shape.head_dim, slots, device, dtype) if shape.rope else None
+        self._heads = torch.arange(rows * shape.kv_heads, device=device).view(rows, shape.kv_heads, 1) * slots
+
+    def addresses(self, positions: Tensor) -> Tensor:
+        """Where a pass writes: positions [B, T] -> indices [B * H * T] into a layer's slots laid end to end."""
+        return (self._heads + positions[:, None]).flatten()
+
+    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [B, T, H, D] of a pass."""
+        for slots, new in zip(self.layers[layer], (keys, values), strict=True):
+            width = slots.shape[-1]
+            slots.view(-1, width).index_copy_(0, addresses, new.transpose(1, 2).reshape(-1, width))
+
+    def read(self, layer: int, span: int) -> tuple[Tensor, Tensor]:
+        """The first `span` slots of a layer: keys and values [B, H, span, D]."""
+        keys, values = self.layers[layer]
+        return keys[:, :, :span], values[:, :, :span]
+
+
+def rope_tables(
+    rope: Rope, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and signed sin [positions, D], such that a head x turns into x * cos + roll(x, D / 2) * sin."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), _frequencies(rope, head_dim))
+    cos, sin = angles.cos(), angles.sin()
+    tables = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return tables[0].to(device, dtype), tables[1].to(device, dtype)
+
+
+def _frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Rotations a token, in radians, for each pair of dimensions."""
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.kind == "default":
+        return frequencies
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    # Llama 3: long wavelengths are stretched by `factor`, short ones kept, those between interpolated.
+    wavelengths = 2 * math.pi / frequencies
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    smooth = ((rope.original_context / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) * frequencies / rope.factor + smooth * frequencies

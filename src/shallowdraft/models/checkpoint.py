@@ -1,0 +1,199 @@
+"""Hugging Face folders in and out: config.json, safetensors (one file or shards), older .bin files.
+
+Everything is checked against the shape's layout before any weight is read, so that a broken folder fails at once.
+"""
+
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict, snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shallowdraft.errors import CheckpointError
+from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.memory import require_memory
+from shallowdraft.models.projection import dense
+from shallowdraft.shapes import ModelShape, Stored
+
+# Tensors that old checkpoints carry and that follow from the config.
+_DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+_SIDE_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A tensor that can be read when it is wanted."""
+
+    size: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+def find_folder(name: str | Path) -> Path:
+    """A local folder as it is, or a hub id through huggingface_hub's cache; works offline once cached."""
+    if Path(name).is_dir():
+        return Path(name)
+    text = str(name)
+    if text.count("/") != 1 or text.startswith((".", "/", "~")):
+        raise CheckpointError(f"{text}: no such folder; give a folder with config.json and weights, or a hub id like org/name")
+    try:
+        folder = Path(snapshot_download(text, allow_patterns=[*_SIDE_FILES, "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(text, allow_patterns=[*_SIDE_FILES, "*.bin"]))
+    except Exception as error:  # huggingface_hub raises a different class for each of a dozen causes
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{text}: no such folder, and the hub gave no such model ({reason}); "
+            "check the name, the network and HF_TOKEN, or download it first"
+        ) from error
+    return folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; a checkpoint folder needs config.json and weights") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}); copy the file again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds no JSON object; copy the file again")
+    return content
+
+
+def read_shape(folder: Path) -> ModelShape:
+    return ModelShape.from_config(read_json(folder / "config.json"))
+
+
+def check_folder(folder: Path) -> ModelShape:
+    """The shape of a checkpoint whose tensors are all there and of the right size; no weight is read."""
+    shape = read_shape(folder)
+    with _sources(folder) as sources:
+        _check(folder, shape, sources)
+    return shape
+
+
+def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Read and check a folder's weights into a decoder."""
+    shape = read_shape(folder)
+    with _sources(folder) as sources, torch.inference_mode(False):
+        _check(folder, shape, sources)
+        require_memory(shape.weight_bytes(str(dtype).removeprefix("torch.")), device, f"{folder.name} ({shape})")
+        state = {
+            name: torch.cat([_read(folder, part, sources).to(device, dtype) for part in parts])
+            for name, parts in shape.layout().items()
+        }
+    return assemble(shape, state)
+
+
+def assemble(shape: ModelShape, state: Mapping[str, Tensor]) -> Decoder:
+    """A decoder over the given tensors, named as in the shape's layout; nothing is copied."""
+    with torch.device("meta"):
+        decoder = Decoder(shape)
+    full = dict(state) | ({"head.weight": state["embed.weight"]} if shape.tied else {})
+    decoder.load_state_dict(full, assign=True)
+    if shape.tied:
+        decoder.head.weight = decoder.embed.weight
+    return decoder.requires_grad_(False).eval()
+
+
+def save_decoder(decoder: Decoder, folder: Path, *, extra_config: Mapping[str, Any] | None = None) -> None:
+    """Write config.json and safetensors shards that transformers, vLLM and llama.cpp's converter read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: dense(tensor) for name, tensor in decoder.state_dict().items()}
+    stored: dict[str, Tensor] = {}
+    for name, parts in decoder.shape.layout().items():
+        pieces = state[name].split([part.size[0] for part in parts])
+        stored |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
+    save_torch_state_dict(stored, folder, metadata={"format": "pt"})
+    dtype = str(decoder.dtype).removeprefix("torch.")
+    config = decoder.shape.to_config() | {"dtype": dtype, "torch_dtype": dtype} | dict(extra_config or {})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _sources(folder: Path) -> Iterator[dict[str, _Source]]:
+    """Every tensor of a folder by its Hugging Face name, unread."""
+    with ExitStack() as stack:
+        sources: dict[str, _Source] = {}
+        for file in _weight_files(folder):
+            sources |= _safetensors(file, stack) if file.suffix == ".safetensors" else _pickled(file)
+        yield {_full_name(name): source for name, source in sources.items()}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        if (folder / index).is_file():
+            files = [folder / name for name in sorted(set(read_json(folder / index).get("weight_map", {}).values()))]
+            if absent := [file.name for file in files if not file.is_file()]:
+                raise CheckpointError(f"{folder}: {', '.join(absent)} missing, named by {index}; complete the download")
+            return files
+        if (folder / single).is_file():
+            return [folder / single]
+    raise CheckpointError(f"{folder}: no model.safetensors, no pytorch_model.bin and no index of shards; complete the download")
+
+
+def _safetensors(file: Path, stack: ExitStack) -> dict[str, _Source]:
+    try:
+        opened = stack.enter_context(safe_open(file, framework="pt"))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: truncated or corrupt ({error}); copy or download it again") from None
+    return {
+        name: _Source(tuple(opened.get_slice(name).get_shape()), lambda name=name: opened.get_tensor(name))  # type: ignore[misc]
+        for name in opened.keys()  # noqa: SIM118 (safe_open is no mapping)
+    }
+
+
+def _pickled(file: Path) -> dict[str, _Source]:
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{file}: not readable as plain tensors ({reason}); convert it to safetensors") from None
+    return {name: _Source(tuple(t.shape), lambda t=t: t) for name, t in tensors.items()}  # type: ignore[misc]
+
+
+def _full_name(name: str) -> str:
+    """The first OPT checkpoints name their tensors `decoder.…` rather than `model.decoder.…`."""
+    return f"model.{name}" if name.startswith("decoder.") else name
+
+
+def _check(folder: Path, shape: ModelShape, sources: Mapping[str, _Source]) -> None:
+    wanted = {part.name: part.size for part in shape.stored()}
+    if missing := [name for name in wanted if name not in sources]:
+        raise CheckpointError(
+            f"{folder}: {_some(missing)} missing; the weights do not belong to this config.json ({shape.family} {shape})"
+        )
+    for name, size in wanted.items():
+        if sources[name].size != size:
+            raise CheckpointError(
+                f"{folder}: {name} is {list(sources[name].size)}, config.json says {list(size)}; "
+                "take config.json and weights from the same model"
+            )
+    known = wanted.keys() | ({"lm_head.weight"} if shape.tied else set())
+    if unknown := [n for n in sources if n not in known and not n.endswith(_DERIVED_SUFFIXES)]:
+        raise CheckpointError(
+            f"{folder}: {_some(unknown)} not part of a {shape.family} model; "
+            "the weights do not belong to this config.json, or hold an adapter to be merged first"
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"tensor {names[0]}{more}"
+
+
+def _read(folder: Path, part: Stored, sources: Mapping[str, _Source]) -> Tensor:
+    try:
+        return sources[part.name].read()
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: {part.name} cannot be read ({error}); copy or download it again") from None

@@ -1,0 +1,163 @@
+"""One decoder for every supported family, driven by a shape.
+
+Shapes: B rows, T tokens of a pass, C d_model, H query heads, G key/value heads, D head width, S attended slots, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shallowdraft.models.cache import KVCache
+from shallowdraft.models.projection import Projection
+from shallowdraft.shapes import OPT_POSITION_OFFSET, ModelShape
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """What all layers of a pass share: where it writes, what it may attend to, how it rotates."""
+
+    addresses: Tensor  # [B * G * T]
+    span: int
+    masks: dict[int | None, Tensor]  # window -> [B, 1, (H / G) * T, S], 0 or -inf
+    rotation: tuple[Tensor, Tensor] | None  # cos and signed sin [B, T, 1, D]
+
+
+class Decoder(nn.Module):
+    """Tokens at given positions of a cache -> hidden states; `head` turns those into logits."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Embedding(shape.vocab, shape.embed_dim)
+        self.positions = None if shape.rope else nn.Embedding(shape.context + OPT_POSITION_OFFSET, shape.d_model)
+        projected = shape.embed_dim != shape.d_model
+        self.project_in = Projection(shape.d_model, shape.embed_dim, bias=False) if projected else None
+        self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
+        self.norm = _norm(shape, shape.d_model) if shape.final_norm else None
+        self.project_out = Projection(shape.embed_dim, shape.d_model, bias=False) if projected else None
+        self.head = Projection(shape.vocab, shape.embed_dim, bias=False)
+        if shape.tied:
+            self.head.weight = self.embed.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    def new_cache(self, rows: int, slots: int) -> KVCache:
+        return KVCache(self.shape, rows, slots, device=self.device, dtype=self.dtype)
+
+    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
+        """Tokens [B, T] at positions [B, T], attending to the cache's first `span` slots -> hidden [B, T, C]."""
+        # A target may know more tokens than its draft (a padded vocabulary): those read some row; its q is 0 there.
+        x = self.embed(tokens.clamp(max=self.shape.vocab - 1))
+        if self.project_in is not None:
+            x = self.project_in(x)
+        if self.positions is not None:
+            # Positions past the table belong to tokens that are never emitted.
+            x = x + self.positions(positions.clamp(max=self.shape.context - 1) + OPT_POSITION_OFFSET)
+        places = self._places(positions, cache, span)
+        for block in self.blocks:
+            x = block(x, cache, places)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if self.project_out is None else self.project_out(x)
+
+    def pack(self) -> "Decoder":
+        """Repack every weight for decoding on a CPU; a no-op elsewhere."""
+        for module in self.modules():
+            if isinstance(module, Projection):
+                module.pack()
+        return self
+
+    def _places(self, positions: Tensor, cache: KVCache, span: int) -> Places:
+        groups = self.shape.heads // self.shape.kv_heads
+        masks = {w: _mask(positions, span, w, groups, self.dtype) for w in set(self.shape.windows())}
+        rotation = (cache.rope[0][positions][:, :, None], cache.rope[1][positions][:, :, None]) if cache.rope else None
+        return Places(cache.addresses(positions), span, masks, rotation)
+
+
+class Block(nn.Module):
+    """Attention and FFN around the residual stream."""
+
+    def __init__(self, shape: ModelShape, layer: int) -> None:
+        super().__init__()
+        self.shape, self.layer = shape, layer
+        self.window = shape.windows()[layer]
+        self.activation = _ACTIVATIONS[shape.activation]
+        width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.attn_norm = _norm(shape, shape.d_model)
+        self.qkv = Projection(width + 2 * kv_width, shape.d_model, bias=shape.qkv_bias)
+        self.q_norm = _norm(shape, shape.head_dim) if shape.qk_norm else None
+        self.k_norm = _norm(shape, shape.head_dim) if shape.qk_norm else None
+        self.out = Projection(shape.d_model, width, bias=shape.out_bias)
+        self.ffn_norm = _norm(shape, shape.d_model)
+        self.up = Projection(shape.ffn * (2 if shape.gated else 1), shape.d_model, bias=shape.ffn_bias)
+        self.down = Projection(shape.d_model, shape.ffn, bias=shape.ffn_bias)
+
+    def forward(self, x: Tensor, cache: KVCache, places: Places) -> Tensor:
+        if self.shape.post_norm:
+            x = self.attn_norm(x + self.attend(x, cache, places))
+            return self.ffn_norm(x + self.feed(x))
+        x = x + self.attend(self.attn_norm(x), cache, places)
+        return x + self.feed(self.ffn_norm(x))
+
+    def attend(self, x: Tensor, cache: KVCache, places: Places) -> Tensor:
+        rows, tokens, _ = x.shape
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        qkv = self.qkv(x).view(rows, tokens, heads + 2 * kv_heads, self.shape.head_dim)
+        qk, values = qkv.split((heads + kv_heads, kv_heads), 2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk.split((heads, kv_heads), 2)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 2)
+        if places.rotation:
+            qk = rotate(qk, *places.rotation)
+        q, keys = qk.split((heads, kv_heads), 2)
+        cache.write(self.layer, places.addresses, keys, values)
+        # Queries that share a key/value head stand in for more tokens of one head: [B, G, (H / G) * T, D].
+        q = q.transpose(1, 2).reshape(rows, kv_heads, -1, self.shape.head_dim)
+        mixed = F.scaled_dot_product_attention(
+            q, *cache.read(self.layer, places.span), attn_mask=places.masks[self.window]
+        )
+        return self.out(mixed.reshape(rows, heads, tokens, -1).transpose(1, 2).reshape(rows, tokens, -1))
+
+    def feed(self, x: Tensor) -> Tensor:
+        up = self.up(x)
+        if not self.shape.gated:
+            return self.down(self.activation(up))
+        gate, up = up.chunk(2, -1)
+        return self.down(self.activation(gate) * up)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions on heads [B, T, H, D]; `sin` carries the sign of the half it lands on."""
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
+
+
+def _norm(shape: ModelShape, width: int) -> nn.Module:
+    return nn.LayerNorm(width, shape.norm_eps) if shape.layer_norm else nn.RMSNorm(width, shape.norm_eps)
+
+
+def _mask(positions: Tensor, span: int, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+    """A token sees the slots up to its own position, at most `window` of them."""
+    slots, own = torch.arange(span, device=positions.device), positions[:, None, :, None]
+    hidden = slots > own
+    if window is not None:
+        hidden |= slots <= own - window
+    mask = torch.zeros(hidden.shape, device=positions.device, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return mask.repeat(1, 1, groups, 1) if groups > 1 else mask

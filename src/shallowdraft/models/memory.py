@@ -1,0 +1,43 @@
+"""How much memory there is, and a clear refusal before it runs out."""
+
+from pathlib import Path
+
+import torch
+
+from shallowdraft.errors import MemoryShortageError
+
+
+def require_memory(needed_bytes: int, device: torch.device, what: str) -> None:
+    """Raise unless `needed_bytes` are free on the device."""
+    free = free_bytes(device)
+    if free is not None and needed_bytes > free:
+        raise MemoryShortageError(
+            f"{what} needs {needed_bytes / 2**30:.2f} GiB on {device}, {free / 2**30:.2f} GiB are free; "
+            "use a smaller dtype (--dtype bfloat16), fewer or shorter prompts, or a larger machine"
+        )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of a device in bytes; None where it cannot be told."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    known = [free for free in (_system_free_bytes(), _cgroup_free_bytes()) if free is not None]
+    return min(known, default=None)
+
+
+def _system_free_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup_free_bytes() -> int | None:
+    """What a container's limit leaves; page cache counts as used there, so this errs on the careful side."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        return None if limit == "max" else int(limit) - int((folder / "memory.current").read_text())
+    except OSError:
+        return None

@@ -1,0 +1,121 @@
+"""A loaded model: decoder, tokenizer and stop tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shallowdraft.errors import OptionError, PromptError, VocabularyError
+from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, save_decoder
+from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer
+from shallowdraft.shapes import ModelShape
+
+_DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What `load` returns and `generate` takes."""
+
+    name: str
+    decoder: Decoder
+    tokenizer: Any | None = None
+    stop_tokens: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.decoder.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    def encode(self, text: str) -> list[int]:
+        """Text to token ids, with the special tokens that the tokenizer puts around a prompt."""
+        return list(self.require_tokenizer().encode(text))
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """A conversation to token ids through the tokenizer's chat template, ready for the assistant's turn."""
+        tokenizer = self.require_tokenizer()
+        if not tokenizer.chat_template:
+            raise PromptError(f"{self.name} has no chat template; give the prompt as plain text")
+        return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids to text without special tokens; empty where there is no tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def save(self, folder: str | Path) -> None:
+        """Write a Hugging Face folder: config, weights, tokenizer."""
+        stops = list(self.stop_tokens)
+        extra = {"eos_token_id": stops[0] if len(stops) == 1 else stops} if stops else {}
+        save_decoder(self.decoder, Path(folder), extra_config=extra)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
+    def require_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise VocabularyError(f"{self.name} has no tokenizer; put its files into the folder, or give token ids")
+        return self.tokenizer
+
+
+def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
+    """Load a local folder or a hub id. By default float32 on a CPU and bfloat16 on CUDA, CUDA where there is one."""
+    where = resolve_device(device)
+    folder = find_folder(path)
+    decoder = load_decoder(folder, dtype=resolve_dtype(dtype, where), device=where)
+    return Model(str(path), decoder.pack(), load_tokenizer(folder), _stop_tokens(folder))
+
+
+def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:
+    """Whether `draft` can propose tokens to `target`."""
+    maps = [None if model.tokenizer is None else model.tokenizer.get_vocab() for model in (target, draft)]
+    return compare(*maps, target.shape.vocab, draft.shape.vocab)
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise OptionError(f"device {str(device)!r} is unknown; use cpu, cuda or cuda:N") from None
+    if resolved.type not in ("cpu", "cuda"):
+        raise OptionError(f"device {str(device)!r} is not supported; use cpu, cuda or cuda:N")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"device {str(device)!r} is not there; this machine has {torch.cuda.device_count()} CUDA GPUs")
+    return resolved
+
+
+def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if dtype is None:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if isinstance(dtype, str):
+        if dtype not in _DTYPES:
+            raise OptionError(f"dtype {dtype!r} is unknown; use float32, bfloat16 or float16")
+        return _DTYPES[dtype]
+    if dtype not in _DTYPES.values():
+        raise OptionError(f"dtype {dtype} is not supported; use float32, bfloat16 or float16")
+    return dtype
+
+
+def _stop_tokens(folder: Path) -> tuple[int, ...]:
+    """End-of-sequence ids; generation_config.json, where chat models list theirs, comes before config.json."""
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            ids = read_json(folder / name).get("eos_token_id")
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list) else (ids,)
+    return ()

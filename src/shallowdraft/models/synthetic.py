@@ -1,0 +1,147 @@
+"""Checkpoints without training: random weights, and a target/draft pair whose agreement is chosen and known.
+
+In such a pair every kernel does its full work, yet the right output is known: outputs of attention and FFN are scaled
+down until the residual stream is the token's embedding, and the head is set so that greedy decoding walks a fixed
+permutation of the vocabulary, `head[successor[x]] = embedding[x]`. The permutation is one cycle, so no text repeats
+before the vocabulary is used up. The draft walks the same way for a chosen share of the tokens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shallowdraft.errors import OptionError
+from shallowdraft.models.checkpoint import assemble
+from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.model import Model
+from shallowdraft.shapes import ModelShape
+
+SMALLEST_VOCABULARY = 320  # 256 bytes, so that any prompt can be written, and some words
+_DAMPING = 1e-3
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, a draft, and which tokens they agree on."""
+
+    target: Model
+    draft: Model
+    successor: Tensor
+    """[V] what the target says after each token."""
+    agrees: Tensor
+    """[V] whether the draft says the same."""
+
+    def walk(self, token: int, length: int) -> list[int]:
+        """The target's greedy continuation of any prompt that ends with `token`."""
+        tokens = [token]
+        for _ in range(length):
+            tokens.append(int(self.successor[tokens[-1]]))
+        return tokens[1:]
+
+    def tar(self, lookahead: int) -> float:
+        """Tokens an iteration over one walk round the whole cycle, from the agreement of each token alone."""
+        vocab = len(self.successor)
+        agrees = [bool(self.agrees[token]) for token in self.walk(0, vocab)]
+        position = iterations = 0
+        while position < vocab:
+            accepted = 0
+            while accepted < lookahead and agrees[(position + accepted) % vocab]:
+                accepted += 1
+            position += accepted + 1
+            iterations += 1
+        return position / iterations
+
+    def save(self, folder: Path) -> tuple[Path, Path]:
+        """Write the two as Hugging Face folders `target` and `draft`."""
+        self.target.save(folder / "target")
+        self.draft.save(folder / "draft")
+        return folder / "target", folder / "draft"
+
+
+def make_pair(target: ModelShape, draft: ModelShape, agreement: float, *, seed: int = 0) -> Pair:
+    """A pair of the two shapes that agrees on a share of the vocabulary, rounded to whole tokens."""
+    for role, shape in (("target", target), ("draft", draft)):
+        if shape.tied or shape.post_norm or shape.embed_dim != shape.d_model:
+            raise OptionError(f"the {role} of a synthetic pair must have a head of its own and pre-norm layers")
+    if target.vocab != draft.vocab or target.vocab < SMALLEST_VOCABULARY:
+        raise OptionError(
+            f"the vocabularies are {target.vocab:,} and {draft.vocab:,}; a synthetic pair needs one of at least {SMALLEST_VOCABULARY}"
+        )
+    if not 0 <= agreement <= 1:
+        raise OptionError(f"agreement is {agreement}; it must be 0 to 1")
+    random = torch.Generator().manual_seed(seed)
+    successor = _full_cycle(target.vocab, random)
+    differing = torch.randperm(target.vocab, generator=random)[: round((1 - agreement) * target.vocab)]
+    draft_successor = successor.clone()
+    draft_successor[differing] = successor[differing.roll(1)]
+    agrees = draft_successor == successor
+    tokenizer = byte_tokenizer(target.vocab)
+    return Pair(
+        Model("synthetic target", _follower(target, successor, random), tokenizer),
+        Model("synthetic draft", _follower(draft, draft_successor, random), tokenizer),
+        successor,
+        agrees,
+    )
+
+
+def random_decoder(shape: ModelShape, *, seed: int = 0, scale: float = 1.0) -> Decoder:
+    """Undamped random weights of variance scale / columns: an output that depends on the whole context."""
+    random = torch.Generator().manual_seed(seed)
+    return assemble(shape, {name: _random_parameter(name, size, scale, random) for name, size in _sizes(shape).items()})
+
+
+def byte_tokenizer(vocab: int) -> Any:
+    """Bytes first, then made-up words: any text can be encoded, and what a model emits reads like words."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = alphabet + [f"\u0120{_word(index)}" for index in range(vocab - len(alphabet))]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def _word(index: int) -> str:
+    """A distinct pronounceable word for each index: syllables as digits, at least two of them."""
+    consonants, vowels = "bdfgklmnprstvz", "aeiou"
+    base, word = len(consonants) * len(vowels), ""
+    while index or len(word) < 4:
+        index, digit = divmod(index, base)
+        word += consonants[digit // len(vowels)] + vowels[digit % len(vowels)]
+    return word
+
+
+def _full_cycle(size: int, random: torch.Generator) -> Tensor:
+    """A permutation that visits every element before it returns."""
+    order = torch.randperm(size, generator=random)
+    successor = torch.empty_like(order)
+    successor[order] = order.roll(-1)
+    return successor
+
+
+def _follower(shape: ModelShape, successor: Tensor, random: torch.Generator) -> Decoder:
+    """A decoder of the shape whose greedy choice after x is successor[x]."""
+    state = {name: _random_parameter(name, size, 1.0, random) for name, size in _sizes(shape).items()}
+    for name, tensor in state.items():
+        if name.split(".")[-2] in ("out", "down", "positions"):
+            tensor.mul_(_DAMPING)
+    state["head.weight"][successor] = state["embed.weight"] / shape.d_model**0.5
+    return assemble(shape, state)
+
+
+def _sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    return {
+        name: (sum(part.size[0] for part in parts), *parts[0].size[1:]) for name, parts in shape.layout().items()
+    }
+
+
+def _random_parameter(name: str, size: tuple[int, ...], scale: float, random: torch.Generator) -> Tensor:
+    if len(size) == 1:
+        return torch.ones(size) if name.endswith("norm.weight") else torch.zeros(size)
+    deviation = 1.0 if name.startswith("embed.") else (scale / size[1]) ** 0.5
+    return torch.randn(size, generator=random) * deviation

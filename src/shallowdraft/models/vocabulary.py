@@ -1,0 +1,73 @@
+"""Tokenizers, and whether a draft speaks its target's vocabulary."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shallowdraft.errors import VocabularyError
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+def load_tokenizer(folder: Path) -> Any | None:
+    """The folder's tokenizer, or None where it has none; code from a checkpoint is never run."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers and tokenizers raise bare Exceptions on malformed files
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise VocabularyError(f"{folder}: the tokenizer cannot be loaded ({reason}); copy its files again") from error
+
+
+@dataclass(frozen=True)
+class VocabularyCheck:
+    """How a draft's vocabulary relates to its target's."""
+
+    relation: Literal["same", "padded", "different"]
+    shared: int
+    """Tokens that have the same id in both."""
+    target_tokens: int
+    draft_tokens: int
+    detail: str
+
+    def require(self) -> None:
+        if self.relation == "different":
+            raise VocabularyError(
+                f"the draft's vocabulary is not the target's: {self.detail}; {self.shared:,} tokens are shared of "
+                f"{self.target_tokens:,} (target) and {self.draft_tokens:,} (draft). Use a draft with the target's tokenizer"
+            )
+
+
+def compare(
+    target_vocab: dict[str, int] | None, draft_vocab: dict[str, int] | None, target_size: int, draft_size: int
+) -> VocabularyCheck:
+    """Compare two token -> id maps and the sizes of the two embeddings.
+
+    Same map: accepted. Same map but one embedding or map is longer at its end: padded, the tail is never proposed.
+    """
+    if target_vocab is None or draft_vocab is None:
+        same = target_size == draft_size
+        shared = target_size if same else 0
+        detail = "sizes compared only, a tokenizer is missing" if same else f"sizes {target_size:,} and {draft_size:,}"
+        return VocabularyCheck("same" if same else "different", shared, target_size, draft_size, detail)
+    target_names = {index: token for token, index in target_vocab.items() if index < target_size}
+    draft_names = {index: token for token, index in draft_vocab.items() if index < draft_size}
+    common = target_names.keys() & draft_names.keys()
+    clashes = sorted(index for index in common if target_names[index] != draft_names[index])
+    only = sorted(target_names.keys() ^ draft_names.keys())
+    counts = (len(common) - len(clashes), len(target_names), len(draft_names))
+    if clashes:
+        first = clashes[0]
+        detail = f"id {first} is {target_names[first]!r} in the target and {draft_names[first]!r} in the draft"
+        return VocabularyCheck("different", *counts, detail)
+    if only and only[0] < max(common, default=0):
+        owner = "target" if only[0] in target_names else "draft"
+        return VocabularyCheck("different", *counts, f"id {only[0]} exists only in the {owner}")
+    if not common:
+        return VocabularyCheck("different", *counts, "no token in common")
+    if only or target_size != draft_size:
+        return VocabularyCheck("padded", *counts, f"same map, sizes {target_size:,} and {draft_size:,}; the tail is masked")
+    return VocabularyCheck("same", *counts, "same map")
