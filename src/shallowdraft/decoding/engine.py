@@ -40,7 +40,8 @@ class Engine:
         self.target, self.drafter, self.sampling = target, drafter, sampling
         self.state = new_state(prompts, limits, drafter.lookahead, target.device)
         self.cache = target.new_cache(*self.state.tokens.shape)
-        self.noise = Noise(sampling.seed, len(prompts), drafter.lookahead, target.device)
+        steps = max(limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True))
+        self.noise = Noise(sampling, len(prompts), drafter.lookahead, steps, target.device)
         self.clock = Clock(target.device)
         self._draft_context = draft_context
         self._lengths = np.array([len(prompt) for prompt in prompts])

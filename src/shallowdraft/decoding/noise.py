@@ -7,24 +7,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ITERATIONS_AHEAD = 256
+from shallowdraft.decoding.sampling import Sampling
+
+ITERATIONS_AHEAD = 64
 
 
 class Noise:
-    """Uniform numbers in [0, 1): `numbers` [B, 2d + 1] of the current iteration are d draft draws, d coins and one draw."""
+    """Uniform numbers in [0, 1), 2d + 1 a row and iteration: d draws for the draft, d coins, one draw for the target."""
 
-    def __init__(self, seed: int, rows: int, lookahead: int, device: torch.device) -> None:
-        self._streams = [np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, row]))) for row in range(rows)]
+    def __init__(self, sampling: Sampling, rows: int, lookahead: int, iterations: int, device: torch.device) -> None:
         self._width = 2 * lookahead + 1
+        self._ahead = min(iterations, ITERATIONS_AHEAD)
         self._device = device
         self._iteration = 0
-        self._table = torch.empty(0)
+        self._table = torch.zeros(1, rows, self._width, device=device)  # greedy decoding reads no number
+        self._streams = [] if sampling.greedy else [_stream(sampling.seed, row) for row in range(rows)]
 
     def advance(self) -> Tensor:
         """The numbers of the next iteration, [B, 2d + 1]."""
-        index = self._iteration % ITERATIONS_AHEAD
+        if not self._streams:
+            return self._table[0]
+        index = self._iteration % self._ahead
         if index == 0:
-            block = np.stack([stream.random((ITERATIONS_AHEAD, self._width)) for stream in self._streams], axis=1)
-            self._table = torch.from_numpy(block).to(self._device)
+            blocks = [stream.random((self._ahead, self._width)) for stream in self._streams]
+            self._table = torch.from_numpy(np.stack(blocks, axis=1)).to(self._device, non_blocking=True)
         self._iteration += 1
         return self._table[index]
+
+
+def _stream(seed: int, row: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, row])))

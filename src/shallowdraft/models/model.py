@@ -1,7 +1,7 @@
 """A loaded model: decoder, tokenizer and stop tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class Model:
     """What `load` returns and `generate` takes."""
 
     name: str
-    decoder: Decoder
-    tokenizer: Any | None = None
+    decoder: Decoder = field(repr=False)
+    tokenizer: Any | None = field(default=None, repr=False)
     stop_tokens: tuple[int, ...] = ()
 
     @property

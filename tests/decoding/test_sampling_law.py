@@ -1,0 +1,203 @@
+"""Sampling losslessness as a joint law: 200,000 sequences through the real engine (draft, cache, rollback, bonus token)
+against the target's exact probability of every sequence, by a chi-squared test. Each wrong rule below fails it.
+"""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import shallowdraft as sd
+from shallowdraft.decoding import verification
+from shallowdraft.decoding.verification import Verdict
+from shallowdraft.models.synthetic import random_decoder
+from shallowdraft.shapes import ModelShape
+
+SAMPLES = 200_000
+ALPHA = 1e-3  # seeds are fixed: a rule that passes today passes always
+CAUGHT = 1e-9
+
+TARGET = ModelShape(2, 16, 2, 24, 4, kv_heads=1, context=64)
+DRAFT = ModelShape(1, 12, 2, 16, 4, context=64)
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[sd.Model, sd.Model]:
+    return (
+        sd.Model("target", random_decoder(TARGET, seed=11, scale=1.5).pack()),
+        sd.Model("draft", random_decoder(DRAFT, seed=12, scale=1.5).pack()),
+    )
+
+
+def law(logits: np.ndarray, temperature: float, top_k: int | None, top_p: float | None) -> np.ndarray:
+    """One token's law, written once more, one distribution at a time and in float64."""
+    scores = logits.astype(np.float64) / temperature
+    if top_k is not None:
+        scores[scores < np.sort(scores)[-min(top_k, len(scores))]] = -np.inf
+    p = np.exp(scores - scores.max())
+    p /= p.sum()
+    if top_p is not None:
+        order = np.argsort(-p, kind="stable")
+        kept = order[: 1 + int(np.sum(np.cumsum(p[order])[:-1] < top_p))]
+        p = np.where(np.isin(np.arange(len(p)), kept), p, 0.0)
+        p /= p.sum()
+    return p
+
+
+def exact_law(model: sd.Model, prompt: list[int], length: int, **sampling) -> dict[tuple[int, ...], float]:
+    """The probability of every continuation of the given length."""
+    vocab = model.shape.vocab
+    sequences = list(itertools.product(range(vocab), repeat=length))
+    tokens = torch.tensor([prompt + list(sequence) for sequence in sequences])
+    rows, total = tokens.shape
+    with torch.inference_mode():
+        hidden = model.decoder(tokens, torch.arange(total).expand(rows, -1), model.decoder.new_cache(rows, total), total)
+        logits = model.decoder.head(hidden).numpy()
+    laws: dict[tuple[int, ...], np.ndarray] = {}
+    result = {}
+    for row, sequence in enumerate(sequences):
+        p = 1.0
+        for index, token in enumerate(sequence):
+            if (prefix := sequence[:index]) not in laws:
+                laws[prefix] = law(logits[row, len(prompt) + index - 1], **sampling)
+            p *= laws[prefix][token]
+        result[sequence] = p
+    assert sum(result.values()) == pytest.approx(1)
+    return result
+
+
+def p_value(models, prompts: list[list[int]], lookahead: int, batch: int, samples: int = SAMPLES, **sampling) -> float:
+    """The smallest chi-squared p-value over the prompts, which share a batch row by row."""
+    target, draft = models
+    length = lookahead + 3
+    counts = [Counter[tuple[int, ...]]() for _ in prompts]
+    for seed in range(-(-samples // batch)):
+        rows = [prompts[row % len(prompts)] for row in range(batch)]
+        outs = sd.generate(
+            target, rows, draft=draft, lookahead=lookahead, max_new_tokens=length, seed=seed, **sampling
+        )
+        for row, out in enumerate(outs):
+            counts[row % len(prompts)][tuple(out.token_ids)] += 1
+    found = []
+    for prompt, seen in zip(prompts, counts, strict=True):
+        exact = exact_law(target, prompt, length, **{"top_k": None, "top_p": None} | sampling)
+        found.append(fit(seen, exact))
+    return min(found)
+
+
+def fit(seen: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:
+    """Chi-squared p-value; sequences expected fewer than 5 times are pooled, impossible ones must not occur."""
+    total = seen.total()
+    if any(exact[sequence] == 0 for sequence in seen):
+        return 0.0
+    rare = {sequence for sequence, p in exact.items() if p * total < 5}
+    observed = [seen[sequence] for sequence in exact if sequence not in rare]
+    expected = [p * total for sequence, p in exact.items() if sequence not in rare]
+    if sum(exact[sequence] for sequence in rare) * total >= 5:
+        observed.append(sum(seen[sequence] for sequence in rare))
+        expected.append(sum(exact[sequence] for sequence in rare) * total)
+    scale = sum(observed) / sum(expected)  # a pool too small to test is left out of both
+    return float(stats.chisquare(observed, [e * scale for e in expected]).pvalue)
+
+
+ONE, MIXED = [[1, 2, 0]], [[3], [0, 1, 2, 3, 3, 1]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lookahead", "batch", "sampling"),
+    [
+        (ONE, 1, 20_000, {"temperature": 1.0}),
+        (ONE, 2, 4_000, {"temperature": 0.7}),
+        (MIXED, 2, 25_000, {"temperature": 1.3}),
+        (ONE, 3, 20_000, {"temperature": 1.0, "top_k": 3}),
+        (MIXED, 2, 10_000, {"temperature": 1.0, "top_p": 0.8}),
+        (ONE, 3, 20_000, {"temperature": 1.5, "top_k": 3, "top_p": 0.9}),
+        (ONE, 4, 20_000, {"temperature": 0.8, "top_k": 2}),
+    ],
+)
+def test_the_joint_law_is_the_targets(models, prompts, lookahead: int, batch: int, sampling: dict[str, float]):
+    assert p_value(models, prompts, lookahead, batch, **sampling) > ALPHA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_the_joint_law_of_small_batches(models, batch: int):
+    prompts = MIXED if batch == 2 else ONE
+    assert p_value(models, prompts, 2, batch, temperature=1.0, top_p=0.9) > ALPHA
+
+
+def test_a_draft_that_is_the_target_keeps_the_law(models):
+    assert p_value((models[0], models[0]), ONE, 2, 20_000, temperature=1.0) > ALPHA
+
+
+right = verification.verify_sampled
+
+
+def wrong_row(p, q, proposed, coins, last):
+    """Each proposal is judged by the law of the position after it."""
+    return right(torch.cat((p[:, 1:], p[:, -1:]), 1), q, proposed, coins, last)
+
+
+def no_residual(p, q, proposed, coins, last):
+    """After a rejection the token is drawn from p itself."""
+    verdict = right(p, q, proposed, coins, last)
+    fresh = right(p, torch.zeros_like(q), proposed, torch.zeros_like(coins), last)  # never used: shapes only
+    drawn = verification.draw(p[torch.arange(len(p)), verdict.accepted], last)
+    return Verdict(fresh.tokens.scatter(1, verdict.accepted[:, None], drawn[:, None]), verdict.accepted, verdict.sound)
+
+
+def another_q(p, q, proposed, coins, last):
+    """The q of the rule is not the one that was sampled from."""
+    return right(p, q.square() / q.square().sum(-1, keepdim=True), proposed, coins, last)
+
+
+def no_bonus(p, q, proposed, coins, last):
+    """After a full acceptance the next token is left void."""
+    verdict = right(p, q, proposed, coins, last)
+    full = (verdict.accepted == proposed.shape[1]) & (proposed.shape[1] > 0)
+    tokens = verdict.tokens.clone()
+    tokens[:, -1] = torch.where(full, 0, tokens[:, -1])
+    return Verdict(tokens, verdict.accepted, verdict.sound)
+
+
+def bonus_from_the_draft(p, q, proposed, coins, last):
+    """After a full acceptance the next token is drawn from the draft's last law."""
+    if not proposed.shape[1]:
+        return right(p, q, proposed, coins, last)
+    return right(torch.cat((p[:, :-1], q[:, -1:]), 1), q, proposed, coins, last)
+
+
+def reversed_test(p, q, proposed, coins, last):
+    """Accepts with probability min(1, q / p)."""
+    lookahead = proposed.shape[1]
+    p_x = p[:, :lookahead].gather(2, proposed[..., None]).squeeze(2)
+    q_x = q.gather(2, proposed[..., None]).squeeze(2)
+    coins = torch.where(coins * p_x < q_x, 0.0, 1.0)
+    return right(p, q.clone(), proposed, coins * 2, last)
+
+
+@pytest.mark.parametrize(
+    "rule", [wrong_row, no_residual, another_q, no_bonus, bonus_from_the_draft, reversed_test], ids=lambda r: r.__name__
+)
+def test_a_wrong_rule_is_caught(models, monkeypatch, rule):
+    monkeypatch.setattr(verification, "verify_sampled", rule)
+    assert p_value(models, ONE, 2, 20_000, temperature=1.0) < CAUGHT
+
+
+def test_a_row_does_not_depend_on_its_neighbours(models):
+    target, draft = models
+    options = {"draft": draft, "lookahead": 3, "max_new_tokens": 20, "temperature": 1.0, "seed": 5}
+    alone = sd.generate(target, [[1, 2]], **options)[0]
+    together = sd.generate(target, [[1, 2], [3, 3, 3, 0, 1], [2]], **options)
+    assert together[0].token_ids == alone.token_ids
+    assert len({tuple(out.token_ids) for out in sd.generate(target, [[1, 2]] * 8, **options)}) > 4
+
+
+def test_seeds(models):
+    target, draft = models
+    options = {"draft": draft, "max_new_tokens": 20, "temperature": 1.0}
+    first, again, other = (sd.generate(target, [1, 2], seed=seed, **options).token_ids for seed in (3, 3, 4))
+    assert first == again != other

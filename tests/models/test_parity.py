@@ -1,0 +1,75 @@
+"""Our decoder against transformers, for every supported kind of model."""
+
+import pytest
+import torch
+import transformers
+from conftest import CONFIGS, random_reference
+
+import shallowdraft as sd
+from shallowdraft.decoding import state as decoding_state
+
+TOLERANCE = 1e-4  # logits reach about 8; float32 rounding moves them by about 1e-5
+
+
+@pytest.fixture(params=CONFIGS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def prompts() -> torch.Tensor:
+    return torch.randint(0, 97, (3, 60), generator=torch.Generator().manual_seed(3))
+
+
+def logits_in_passes(model: sd.Model, tokens: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Logits at every position, the tokens fed in passes of the given sizes."""
+    rows, length = tokens.shape
+    assert sum(sizes) == length
+    cache = model.decoder.new_cache(rows, length + 5)
+    found, start = [], 0
+    with torch.inference_mode():
+        for size in sizes:
+            positions = torch.arange(start, start + size).expand(rows, -1)
+            hidden = model.decoder(tokens[:, start : start + size], positions, cache, start + size)
+            found.append(model.decoder.head(hidden))
+            start += size
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("sizes", [[60], [1] * 60, [20, 1, 2, 7, 1, 13, 16]], ids=["prefill", "steps", "mixed"])
+def test_logits_at_every_position(kind: str, folder, prompts: torch.Tensor, sizes: list[int]):
+    with torch.inference_mode():
+        expected = random_reference(kind)(prompts).logits
+    found = logits_in_passes(sd.load(folder(kind)), prompts, sizes)
+    assert (found - expected).abs().max() < TOLERANCE
+
+
+def test_64_greedy_tokens(kind: str, folder, prompts: torch.Tensor):
+    reference = random_reference(kind)
+    expected = reference.generate(
+        prompts[:1, :9], attention_mask=torch.ones(1, 9), max_new_tokens=64, do_sample=False, pad_token_id=0
+    )
+    out = sd.generate(sd.load(folder(kind)), prompts[0, :9].tolist(), max_new_tokens=64)
+    assert out.token_ids == expected[0, 9:].tolist()
+
+
+def test_a_folder_we_saved_gives_transformers_the_same_logits(kind: str, folder, prompts: torch.Tensor, tmp_path):
+    sd.load(folder(kind)).save(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        assert (again(prompts).logits - random_reference(kind)(prompts).logits).abs().max() < 1e-6
+
+
+def test_prefill_in_chunks_is_prefill_at_once(kind: str, folder, prompts: torch.Tensor, monkeypatch):
+    model = sd.load(folder(kind))
+    rows = [prompts[0, :50].tolist(), prompts[1, :17].tolist(), prompts[2, :1].tolist()]
+    whole = sd.generate(model, rows, max_new_tokens=8)
+    monkeypatch.setattr(decoding_state, "PREFILL_CHUNK", 7)
+    assert [out.token_ids for out in sd.generate(model, rows, max_new_tokens=8)] == [out.token_ids for out in whole]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_close(folder, prompts: torch.Tensor, dtype: str):
+    exact = logits_in_passes(sd.load(folder("llama")), prompts, [60])
+    rounded = logits_in_passes(sd.load(folder("llama"), dtype=dtype), prompts, [60]).float()
+    assert (rounded - exact).norm() / exact.norm() < {"bfloat16": 3e-2, "float16": 4e-3}[dtype]
