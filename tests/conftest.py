@@ -42,13 +42,9 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**GATED),
-    "llama-gqa-tied-head_dim": LlamaConfig(
-        **GATED, num_key_value_heads=2, head_dim=24, tie_word_embeddings=True
-    ),
+    "llama-gqa-tied-head_dim": LlamaConfig(**GATED, num_key_value_heads=2, head_dim=24, tie_word_embeddings=True),
     "llama3-rope": LlamaConfig(**GATED, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE),
-    "llama-biases-linear-rope": LlamaConfig(
-        **GATED, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR_ROPE
-    ),
+    "llama-biases-linear-rope": LlamaConfig(**GATED, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR_ROPE),
     "mistral": MistralConfig(**GATED, num_key_value_heads=2, sliding_window=None),
     "mistral-window": MistralConfig(**GATED, num_key_value_heads=2, sliding_window=16),
     "qwen2": Qwen2Config(**GATED, num_key_value_heads=2),
@@ -108,7 +104,7 @@ def pair(folder):
     return make
 
 
-def noisy(model: sd.Model, noise: float) -> sd.Model:
+def noisy(model: sd.Model, noise: float, *, pack: bool = True) -> sd.Model:
     """The model with every matrix moved by a share of its own spread."""
     from shallowdraft.models.checkpoint import assemble
     from shallowdraft.models.projection import dense
@@ -118,4 +114,5 @@ def noisy(model: sd.Model, noise: float) -> sd.Model:
     for tensor in state.values():
         if tensor.dim() > 1:
             tensor += torch.randn(tensor.shape, generator=random) * tensor.std() * noise
-    return sd.Model(f"{model.name} with noise", assemble(model.shape, state).pack(), model.tokenizer)
+    decoder = assemble(model.shape, state)
+    return sd.Model(f"{model.name} with noise", decoder.pack() if pack else decoder, model.tokenizer)

@@ -83,7 +83,9 @@ def test_shapes_can_be_written_briefly():
     assert parse("OPT-125M") is NAMED["opt-125m"]
 
 
-@pytest.mark.parametrize("notation", ["", "2x640", "2x640/10h", "0x640/10h/1728", "2x641/10h/1728", "2x640/10h/3kv/1728"])
+@pytest.mark.parametrize(
+    "notation", ["", "2x640", "2x640/10h", "0x640/10h/1728", "2x641/10h/1728", "2x640/10h/3kv/1728"]
+)
 def test_a_wrong_shape_is_refused(notation: str):
     with pytest.raises(OptionError):
         parse(notation)

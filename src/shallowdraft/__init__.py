@@ -1,8 +1,8 @@
 """Find, build and prove the fastest draft model for your LLM.
 
-    import shallowdraft as sd
-    target, draft = sd.load("target-folder"), sd.load("draft-folder")
-    out = sd.generate(target, "Once upon a time", draft=draft, lookahead=5)
+import shallowdraft as sd
+target, draft = sd.load("target-folder"), sd.load("draft-folder")
+out = sd.generate(target, "Once upon a time", draft=draft, lookahead=5)
 """
 
 from importlib import import_module

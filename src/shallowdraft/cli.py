@@ -26,7 +26,7 @@ Verb = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors that the user can put right take one line and exit code 2."""
     command: Command = tyro.cli(
-        Verb,  # type: ignore[arg-type]
+        Verb,
         prog="shallowdraft",
         description=(about or "").splitlines()[0],
         args=argv,

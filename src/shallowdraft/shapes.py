@@ -333,7 +333,7 @@ def _window(family: Family, config: Mapping[str, Any], layers: int) -> tuple[int
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:
-    """transformers 5 writes `rope_parameters`; older configs have `rope_theta` and `rope_scaling`."""
+    """Transformers 5 writes `rope_parameters`; older configs have `rope_theta` and `rope_scaling`."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"

@@ -90,9 +90,7 @@ def test_any_shape_prompt_and_stop(shape: ModelShape, noise: float, lookahead: i
     prompts = data.draw(st.lists(st.lists(token, min_size=1, max_size=shape.context - 1), min_size=1, max_size=5))
     stops = data.draw(st.lists(token, max_size=2))
     new_tokens = data.draw(st.integers(1, 50))
-    assert_lossless(
-        target, noisy(target, noise), prompts, lookahead, max_new_tokens=new_tokens, stop_tokens=stops
-    )
+    assert_lossless(target, noisy(target, noise), prompts, lookahead, max_new_tokens=new_tokens, stop_tokens=stops)
 
 
 class StaleCache(KVCache):

@@ -54,7 +54,9 @@ def exact_law(model: sd.Model, prompt: list[int], length: int, **sampling) -> di
     tokens = torch.tensor([prompt + list(sequence) for sequence in sequences])
     rows, total = tokens.shape
     with torch.inference_mode():
-        hidden = model.decoder(tokens, torch.arange(total).expand(rows, -1), model.decoder.new_cache(rows, total), total)
+        hidden = model.decoder(
+            tokens, torch.arange(total).expand(rows, -1), model.decoder.new_cache(rows, total), total
+        )
         logits = model.decoder.head(hidden).numpy()
     laws: dict[tuple[int, ...], np.ndarray] = {}
     result = {}
@@ -76,9 +78,7 @@ def p_value(models, prompts: list[list[int]], lookahead: int, batch: int, sample
     counts = [Counter[tuple[int, ...]]() for _ in prompts]
     for seed in range(-(-samples // batch)):
         rows = [prompts[row % len(prompts)] for row in range(batch)]
-        outs = sd.generate(
-            target, rows, draft=draft, lookahead=lookahead, max_new_tokens=length, seed=seed, **sampling
-        )
+        outs = sd.generate(target, rows, draft=draft, lookahead=lookahead, max_new_tokens=length, seed=seed, **sampling)
         for row, out in enumerate(outs):
             counts[row % len(prompts)][tuple(out.token_ids)] += 1
     found = []

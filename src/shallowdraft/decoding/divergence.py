@@ -55,7 +55,7 @@ def explain(target: Model, prompt: Sequence[int], first: Sequence[int], second: 
 
 
 def greedy_gaps(target: Model, prompt: Sequence[int], continuation: Sequence[int]) -> Tensor:
-    """How far each emitted token's logit lies under the largest one, over what rounding explains; at most 1 is lossless.
+    """How far each emitted token's logit lies under the largest one, in units of what rounding explains: at most 1.
 
     One teacher-forced pass: the target reads prompt and continuation, and every emitted token is judged by its logits.
     """
@@ -66,7 +66,8 @@ def greedy_gaps(target: Model, prompt: Sequence[int], continuation: Sequence[int
         hidden = target.decoder(state.tokens[:, : state.longest], positions, cache, state.longest)
         logits = target.decoder.head(hidden[0, len(prompt) - 1 : -1]).float()
         chosen = logits.gather(1, torch.tensor(continuation, device=target.device)[:, None])
-        return ((logits.max(1, keepdim=True).values - chosen) / tolerance(logits, target.decoder.dtype)).squeeze(1)
+        gaps: Tensor = logits.max(1, keepdim=True).values - chosen
+        return gaps.squeeze(1) / tolerance(logits, target.decoder.dtype)
 
 
 def tolerance(logits: Tensor, dtype: torch.dtype) -> float:
@@ -78,4 +79,5 @@ def _last_logits(target: Model, tokens: Sequence[int]) -> Tensor:
     with torch.inference_mode():
         state = new_state([list(tokens)], [len(tokens)], 0, target.device)
         hidden = fill(target.decoder, target.decoder.new_cache(*state.tokens.shape), state)
-        return target.decoder.head(hidden)[0].float()
+        logits: Tensor = target.decoder.head(hidden)[0].float()
+        return logits

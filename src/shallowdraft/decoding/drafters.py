@@ -1,4 +1,4 @@
-"""Where proposals come from. A drafter proposes a fixed number of tokens; what it proposes never changes the output's law.
+"""Where proposals come from. What a drafter proposes decides the speed, never the law of the output.
 
 Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buffer.
 """

@@ -22,11 +22,11 @@ from shallowdraft.models.decoder import Decoder
 UNSOUND = -1
 
 Emitted = npt.NDArray[np.int64]
-"""[B, d + 2]: how many draft tokens were accepted (UNSOUND: not a number), then the tokens, void after the accepted + 1st."""
+"""[B, d + 2]: how many draft tokens were accepted, or UNSOUND; then the tokens, void after the accepted + 1st."""
 
 
 class Engine:
-    """Decodes a batch of prompts; `run` yields what each iteration emitted, for ever: the caller decides when to stop."""
+    """Decodes a batch of prompts; `run` yields what each iteration emitted until the caller has enough."""
 
     def __init__(
         self,
@@ -56,7 +56,9 @@ class Engine:
                 self.drafter.prefill(self.state)
             nothing = Proposal(self.state.tokens[:, :0])
             uniforms = self.noise.advance()
-            verdict = verify(self.target.head(hidden)[:, None], nothing, self.sampling, uniforms[:, :0], uniforms[:, -1])
+            verdict = verify(
+                self.target.head(hidden)[:, None], nothing, self.sampling, uniforms[:, :0], uniforms[:, -1]
+            )
             self.state.commit(verdict)
         return verdict
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Literal, TypedDict, Unpack, cast, overload
 
 from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
 from shallowdraft.decoding.engine import UNSOUND, Engine
@@ -86,11 +86,11 @@ class Piece:
 
 
 @overload
-def generate(target: Model, prompt: str, **options: Unpack[Options]) -> Generation: ...
+def generate(target: Model, prompt: str | Sequence[int], **options: Unpack[Options]) -> Generation: ...
 @overload
-def generate(target: Model, prompt: Sequence[int], **options: Unpack[Options]) -> Generation: ...
-@overload
-def generate(target: Model, prompt: Sequence[Prompt], **options: Unpack[Options]) -> list[Generation]: ...
+def generate(
+    target: Model, prompt: list[str] | list[list[int]] | list[Prompt], **options: Unpack[Options]
+) -> list[Generation]: ...
 def generate(
     target: Model, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
 ) -> Generation | list[Generation]:
@@ -100,9 +100,9 @@ def generate(
     stop=() (strings, not part of the text), stop_tokens=None (the target's own). Generation also ends where the context
     does. Each row of a batch draws a random stream of its own from (seed, row); the times of a batch are its rows'.
     """
-    if single := _is_single(prompt):
-        prompt = [prompt]  # type: ignore[list-item]
-    run = _Run(target, prompt, Settings(**options))  # type: ignore[arg-type]
+    single = _is_single(prompt)
+    prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
+    run = _Run(target, prompts, Settings(**options))
     for _ in run.iterations():
         pass
     return run.results()[0] if single else run.results()

@@ -13,7 +13,7 @@ ITERATIONS_AHEAD = 64
 
 
 class Noise:
-    """Uniform numbers in [0, 1), 2d + 1 a row and iteration: d draws for the draft, d coins, one draw for the target."""
+    """Uniform numbers in [0, 1), for each row and iteration d for the draft's draws, d coins, one for the target's draw."""
 
     def __init__(self, sampling: Sampling, rows: int, lookahead: int, iterations: int, device: torch.device) -> None:
         self._width = 2 * lookahead + 1

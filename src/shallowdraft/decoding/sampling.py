@@ -47,7 +47,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw an index [B] in proportion to weights [B, V] >= 0 by inverting their cumulative sum at uniform [B] in [0, 1).
+    """Draw an index [B] in proportion to weights [B, V]: invert their cumulative sum at uniform [B] in [0, 1).
 
     An index of weight 0 is never drawn, however the sum rounds.
     """

@@ -55,9 +55,7 @@ class Statistics:
     """emitted / (total_s - prefill_s): the paper's throughput."""
 
     @classmethod
-    def derive(
-        cls, *, tokens: int, emitted: int, drafted: int, histogram: Sequence[int], times: Times
-    ) -> "Statistics":
+    def derive(cls, *, tokens: int, emitted: int, drafted: int, histogram: Sequence[int], times: Times) -> "Statistics":
         """Everything that follows from the counts; `histogram` has an entry for 0 to lookahead accepted tokens."""
         iterations = sum(histogram)
         accepted = sum(count * kept for kept, count in enumerate(histogram))

@@ -7,7 +7,8 @@ Decode = Callable[[Sequence[int]], str]
 
 class TextStream:
     """Decodes token by token. A character spread over several tokens, and text that may turn out to be the start of a
-    stop string, is held back until it is decided."""
+    stop string, is held back until it is decided.
+    """
 
     def __init__(self, decode: Decode, stop_strings: Sequence[str] = ()) -> None:
         self._decode, self._stops = decode, tuple(stop_strings)

@@ -21,7 +21,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of `tokens` [B, d + 1] the first `accepted` [B] are the draft's, the next one is the target's; the rest is void."""
+    """Of `tokens` [B, d + 1] the first `accepted` [B] are the draft's, the next is the target's, the rest void."""
 
     tokens: Tensor
     accepted: Tensor
@@ -47,12 +47,12 @@ def verify_greedy(logits: Tensor, proposed: Tensor) -> Verdict:
 
 def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Tensor) -> Verdict:
     """Speculative sampling (Leviathan et al. 2023): accept x with probability min(1, p(x) / q(x)); at the first
-    rejection draw from max(p - q, 0), after none from p. The law of what is emitted is p's, whatever q is."""
-    rows, lookahead = proposed.shape
+    rejection draw from max(p - q, 0), after none from p. The law of what is emitted is p's, whatever q is.
+    """
     p_x = p[:, :-1].gather(2, proposed[..., None]).squeeze(2)
     q_x = q.gather(2, proposed[..., None]).squeeze(2)
     accepted = (coins * q_x < p_x).cumprod(1).sum(1)
-    row = torch.arange(rows, device=p.device)
+    row = torch.arange(len(p), device=p.device)
     p_next = p[row, accepted]
     q_next = torch.nn.functional.pad(q, (0, 0, 0, 1))[row, accepted]  # after d acceptances there is no q to subtract
     residual = (p_next - q_next).clamp(min=0)

@@ -45,7 +45,7 @@ class KVCache:
 def rope_tables(
     rope: Rope, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [positions, D], such that a head x turns into x * cos + roll(x, D / 2) * sin."""
+    """Cos and signed sin [positions, D], such that a head x turns into x * cos + roll(x, D / 2) * sin."""
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), _frequencies(rope, head_dim))
     cos, sin = angles.cos(), angles.sin()
     tables = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

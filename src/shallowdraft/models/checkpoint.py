@@ -41,7 +41,9 @@ def find_folder(name: str | Path) -> Path:
         return Path(name)
     text = str(name)
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
-        raise CheckpointError(f"{text}: no such folder; give a folder with config.json and weights, or a hub id like org/name")
+        raise CheckpointError(
+            f"{text}: no such folder; give a folder with config.json and weights, or a hub id like org/name"
+        )
     try:
         folder = Path(snapshot_download(text, allow_patterns=[*_SIDE_FILES, "*.safetensors"]))
         if not any(folder.glob("*.safetensors")):
@@ -99,7 +101,7 @@ def assemble(shape: ModelShape, state: Mapping[str, Tensor]) -> Decoder:
     full = dict(state) | ({"head.weight": state["embed.weight"]} if shape.tied else {})
     decoder.load_state_dict(full, assign=True)
     if shape.tied:
-        decoder.head.weight = decoder.embed.weight
+        decoder.tie()
     return decoder.requires_grad_(False).eval()
 
 
@@ -139,7 +141,9 @@ def _weight_files(folder: Path) -> list[Path]:
             return files
         if (folder / single).is_file():
             return [folder / single]
-    raise CheckpointError(f"{folder}: no model.safetensors, no pytorch_model.bin and no index of shards; complete the download")
+    raise CheckpointError(
+        f"{folder}: no model.safetensors, no pytorch_model.bin and no index of shards; complete the download"
+    )
 
 
 def _safetensors(file: Path, stack: ExitStack) -> dict[str, _Source]:
@@ -171,7 +175,7 @@ def _check(folder: Path, shape: ModelShape, sources: Mapping[str, _Source]) -> N
     wanted = {part.name: part.size for part in shape.stored()}
     if missing := [name for name in wanted if name not in sources]:
         raise CheckpointError(
-            f"{folder}: {_some(missing)} missing; the weights do not belong to this config.json ({shape.family} {shape})"
+            f"{folder}: {_some(missing)} missing; the weights do not belong to this config.json ({shape})"
         )
     for name, size in wanted.items():
         if sources[name].size != size:

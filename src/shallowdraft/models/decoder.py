@@ -1,6 +1,6 @@
 """One decoder for every supported family, driven by a shape.
 
-Shapes: B rows, T tokens of a pass, C d_model, H query heads, G key/value heads, D head width, S attended slots, V vocabulary.
+Shapes: B rows, T tokens of a pass, C d_model, H query heads, G key/value heads, D head width, S attended slots.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,11 @@ class Decoder(nn.Module):
         self.project_out = Projection(shape.embed_dim, shape.d_model, bias=False) if projected else None
         self.head = Projection(shape.vocab, shape.embed_dim, bias=False)
         if shape.tied:
-            self.head.weight = self.embed.weight
+            self.tie()
+
+    def tie(self) -> None:
+        """Make the head's weight the embedding's."""
+        self.head.weight = self.embed.weight  # type: ignore[assignment]
 
     @property
     def device(self) -> torch.device:

@@ -40,6 +40,10 @@ class Model:
     def device(self) -> torch.device:
         return self.decoder.device
 
+    def vocabulary(self) -> dict[str, int] | None:
+        """Token -> id, or None where there is no tokenizer."""
+        return None if self.tokenizer is None else dict(self.tokenizer.get_vocab())
+
     def encode(self, text: str) -> list[int]:
         """Text to token ids, with the special tokens that the tokenizer puts around a prompt."""
         return list(self.require_tokenizer().encode(text))
@@ -81,8 +85,7 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
 
 def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:
     """Whether `draft` can propose tokens to `target`."""
-    maps = [None if model.tokenizer is None else model.tokenizer.get_vocab() for model in (target, draft)]
-    return compare(*maps, target.shape.vocab, draft.shape.vocab)
+    return compare(target.vocabulary(), draft.vocabulary(), target.shape.vocab, draft.shape.vocab)
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
@@ -95,7 +98,9 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     if resolved.type not in ("cpu", "cuda"):
         raise OptionError(f"device {str(device)!r} is not supported; use cpu, cuda or cuda:N")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        raise OptionError(f"device {str(device)!r} is not there; this machine has {torch.cuda.device_count()} CUDA GPUs")
+        raise OptionError(
+            f"device {str(device)!r} is not there; this machine has {torch.cuda.device_count()} CUDA GPUs"
+        )
     return resolved
 
 

@@ -1,7 +1,7 @@
 """Matrix products with a weight that stays: plain on a GPU and in training, packed by oneDNN for decoding on a CPU.
 
-With few rows a product is bound by reading its weight. MKL, torch's default, reads an unpacked float32 weight at a third
-of the memory's speed on the machines we measured; oneDNN reads one in its own blocked layout at full speed
+With few rows a product is bound by reading its weight. MKL, torch's default, reads an unpacked float32 weight at a third of
+the memory's speed on the machines we measured; oneDNN reads one in its own blocked layout at full speed
 (docs/decisions/001-packed-weights.md). Packing only permutes: `dense()` gives back the very same bits.
 """
 

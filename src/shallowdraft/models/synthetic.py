@@ -68,7 +68,8 @@ def make_pair(target: ModelShape, draft: ModelShape, agreement: float, *, seed: 
             raise OptionError(f"the {role} of a synthetic pair must have a head of its own and pre-norm layers")
     if target.vocab != draft.vocab or target.vocab < SMALLEST_VOCABULARY:
         raise OptionError(
-            f"the vocabularies are {target.vocab:,} and {draft.vocab:,}; a synthetic pair needs one of at least {SMALLEST_VOCABULARY}"
+            f"the vocabularies are {target.vocab:,} and {draft.vocab:,}; "
+            f"a synthetic pair needs one of at least {SMALLEST_VOCABULARY}"
         )
     if not 0 <= agreement <= 1:
         raise OptionError(f"agreement is {agreement}; it must be 0 to 1")
@@ -130,14 +131,15 @@ def _follower(shape: ModelShape, successor: Tensor, random: torch.Generator) -> 
     for name, tensor in state.items():
         if name.split(".")[-2] in ("out", "down", "positions"):
             tensor.mul_(_DAMPING)
-    state["head.weight"][successor] = state["embed.weight"] / shape.d_model**0.5
+    # Vectors of one length and no mean: none is closer to another than to itself, under either kind of norm.
+    embedding = torch.nn.functional.layer_norm(state["embed.weight"], (shape.d_model,))
+    state["embed.weight"] = embedding
+    state["head.weight"][successor] = embedding / shape.d_model**0.5
     return assemble(shape, state)
 
 
 def _sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    return {
-        name: (sum(part.size[0] for part in parts), *parts[0].size[1:]) for name, parts in shape.layout().items()
-    }
+    return {name: (sum(part.size[0] for part in parts), *parts[0].size[1:]) for name, parts in shape.layout().items()}
 
 
 def _random_parameter(name: str, size: tuple[int, ...], scale: float, random: torch.Generator) -> Tensor:

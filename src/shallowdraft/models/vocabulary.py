@@ -37,7 +37,8 @@ class VocabularyCheck:
         if self.relation == "different":
             raise VocabularyError(
                 f"the draft's vocabulary is not the target's: {self.detail}; {self.shared:,} tokens are shared of "
-                f"{self.target_tokens:,} (target) and {self.draft_tokens:,} (draft). Use a draft with the target's tokenizer"
+                f"{self.target_tokens:,} (target) and {self.draft_tokens:,} (draft); "
+                "use a draft with the target's tokenizer"
             )
 
 
@@ -69,5 +70,7 @@ def compare(
     if not common:
         return VocabularyCheck("different", *counts, "no token in common")
     if only or target_size != draft_size:
-        return VocabularyCheck("padded", *counts, f"same map, sizes {target_size:,} and {draft_size:,}; the tail is masked")
+        return VocabularyCheck(
+            "padded", *counts, f"same map, sizes {target_size:,} and {draft_size:,}; the tail is masked"
+        )
     return VocabularyCheck("same", *counts, "same map")

@@ -1,0 +1,87 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shallowdraft.decoding.sampling import Sampling, draw, probabilities
+from shallowdraft.decoding.verification import Proposal, verify, verify_greedy, verify_sampled
+from shallowdraft.errors import OptionError
+
+
+def one_hot(token: int, vocab: int = 5) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(token), vocab).float()
+
+
+def test_greedy_accepts_up_to_the_first_mismatch():
+    logits = torch.stack([torch.stack([one_hot(t) for t in row]) for row in ([1, 2, 3, 4], [1, 2, 3, 4], [0, 2, 3, 4])])
+    verdict = verify_greedy(logits, torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3]]))
+    assert verdict.accepted.tolist() == [3, 1, 0]
+    assert [row[: n + 1].tolist() for row, n in zip(verdict.tokens, verdict.accepted, strict=True)] == [
+        [1, 2, 3, 4],
+        [1, 2],
+        [0],
+    ]
+
+
+def test_rows_have_their_own_laws():
+    p = torch.stack([torch.stack([one_hot(1), one_hot(2)]), torch.stack([one_hot(3), one_hot(4)])])
+    q = torch.stack([one_hot(1)[None], one_hot(1)[None]])
+    verdict = verify_sampled(p, q, torch.tensor([[1], [1]]), torch.full((2, 1), 0.5), torch.full((2,), 0.5))
+    assert verdict.accepted.tolist() == [1, 0]
+    assert verdict.tokens.tolist() == [[1, 2], [3, 0]]
+
+
+def test_equal_laws_are_never_rejected():
+    p = torch.rand(50, 1, 7).softmax(-1)
+    proposed = draw(p[:, 0], torch.rand(50, dtype=torch.float64))[:, None]
+    coins = torch.full((50, 1), 1 - 2**-53, dtype=torch.float64)
+    verdict = verify_sampled(p.repeat(1, 2, 1), p, proposed, coins, torch.rand(50, dtype=torch.float64))
+    assert verdict.accepted.tolist() == [1] * 50
+
+
+def test_an_impossible_token_is_never_accepted():
+    p = torch.stack([one_hot(0), one_hot(0)])[None]
+    verdict = verify_sampled(p, one_hot(2)[None, None], torch.tensor([[2]]), torch.zeros(1, 1), torch.zeros(1))
+    assert verdict.accepted.item() == 0
+    assert verdict.tokens[0, 0].item() == 0
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
+def test_a_row_with_nan_is_not_sound(poison: float, sampling: Sampling):
+    logits = torch.zeros(2, 2, 4)
+    logits[1, 0, 2] = poison
+    proposal = Proposal(torch.tensor([[0], [0]]), torch.full((2, 1, 4), 0.25))
+    assert verify(logits, proposal, sampling, torch.zeros(2, 1), torch.zeros(2)).sound.tolist() == [True, False]
+
+
+@settings(deadline=None, derandomize=True)
+@given(weights=st.lists(st.floats(0, 10, width=32), min_size=1, max_size=20), uniform=st.floats(0, 1, exclude_max=True))
+def test_a_draw_inverts_the_cumulative_sum(weights: list[float], uniform: float):
+    if sum(weights) <= 0:
+        return
+    index = int(draw(torch.tensor([weights]), torch.tensor([uniform], dtype=torch.float64)))
+    assert weights[index] > 0
+    below, total = sum(weights[:index]), sum(weights)
+    assert below - 1e-6 * total <= uniform * total <= below + weights[index] + 1e-6 * total
+
+
+def test_temperature_top_k_and_top_p():
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    assert probabilities(logits, Sampling(0.5)).tolist()[0] == pytest.approx((logits * 2).softmax(-1)[0].tolist())
+    top_2 = probabilities(logits, Sampling(1.0, top_k=2))[0]
+    assert (top_2 > 0).tolist() == [True, True, False, False]
+    assert top_2.sum().item() == pytest.approx(1)
+    p = logits.softmax(-1)[0]
+    assert (probabilities(logits, Sampling(1.0, top_p=float(p[0]) - 0.01))[0] > 0).sum() == 1
+    assert (probabilities(logits, Sampling(1.0, top_p=float(p[0]) + 0.01))[0] > 0).sum() == 2
+    assert probabilities(logits, Sampling(1.0, top_p=1.0, top_k=9))[0].tolist() == pytest.approx(p.tolist())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"seed": -1}],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, float]):
+    with pytest.raises(OptionError):
+        Sampling(**wrong)

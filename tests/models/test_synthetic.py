@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+import shallowdraft as sd
+from shallowdraft.errors import OptionError
+from shallowdraft.models.synthetic import make_pair
+from shallowdraft.shapes import NAMED, ModelShape
+
+TARGET, DRAFT = ModelShape(3, 48, 4, 96, 512), ModelShape(1, 16, 2, 32, 512)
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.35, 0.8, 1.0])
+def test_the_output_and_the_tar_are_known(agreement: float, tmp_path):
+    pair = make_pair(TARGET, DRAFT, agreement, seed=7)
+    assert pair.agrees.sum() == round(agreement * 512)
+    target, draft = (sd.load(folder) for folder in pair.save(tmp_path))
+    out = sd.generate(target, [9], draft=draft, lookahead=3, max_new_tokens=500)
+    assert out.token_ids == pair.walk(9, 500)
+    assert out.stats.tar == pytest.approx(pair.tar(3), rel=0.05)
+
+
+def test_the_permutation_is_one_cycle():
+    pair = make_pair(TARGET, DRAFT, 0.5)
+    assert sorted(pair.walk(0, 512)) == list(range(512))
+
+
+def test_any_text_can_be_a_prompt():
+    pair = make_pair(TARGET, DRAFT, 0.5)
+    assert pair.target.decode(pair.target.encode("Ünïcode, 漢字 & 😀\n")) == "Ünïcode, 漢字 & 😀\n"
+
+
+def test_half_precision_follows_the_same_walk(tmp_path):
+    folder, _ = make_pair(TARGET, DRAFT, 0.5).save(tmp_path)
+    assert sd.generate(sd.load(folder, dtype="bfloat16"), [9], max_new_tokens=100).token_ids == make_pair(
+        TARGET, DRAFT, 0.5
+    ).walk(9, 100)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "agreement", "said"),
+    [
+        (TARGET, ModelShape(1, 16, 2, 32, 400), 0.5, "vocabularies are 512 and 400"),
+        (ModelShape(1, 16, 2, 32, 64), ModelShape(1, 16, 2, 32, 64), 0.5, "at least 320"),
+        (TARGET, DRAFT, 1.5, "agreement is 1.5"),
+        (NAMED["opt-350m"], DRAFT, 0.5, "the target of a synthetic pair"),
+    ],
+)
+def test_impossible_pairs_are_refused(target, draft, agreement: float, said: str):
+    with pytest.raises(OptionError, match=said):
+        make_pair(target, draft, agreement)
+
+
+def test_seeds_give_different_weights():
+    one, two = (make_pair(TARGET, DRAFT, 0.5, seed=seed).target.decoder.embed.weight for seed in (1, 2))
+    assert not torch.equal(one, two)

@@ -1,0 +1,46 @@
+import pytest
+
+from shallowdraft.errors import VocabularyError
+from shallowdraft.models.vocabulary import compare
+
+WORDS = {f"w{index}": index for index in range(10)}
+
+
+def test_same_map():
+    assert compare(WORDS, dict(WORDS), 10, 10).relation == "same"
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), [(16, 10), (10, 16), (12, 16)])
+def test_same_map_but_padded(target_size: int, draft_size: int):
+    check = compare(WORDS, dict(WORDS), target_size, draft_size)
+    assert (check.relation, check.shared) == ("padded", 10)
+    check.require()
+
+
+def test_tokens_added_at_the_end_are_a_tail():
+    assert compare(WORDS | {"<extra>": 10}, dict(WORDS), 16, 16).relation == "padded"
+
+
+def test_different_maps_are_refused_with_what_differs():
+    swapped = WORDS | {"w3": 4, "w4": 3}
+    check = compare(WORDS, swapped, 10, 10)
+    assert (check.relation, check.shared) == ("different", 8)
+    with pytest.raises(
+        VocabularyError, match=r"id 3 is 'w3' in the target and 'w4' in the draft; 8 tokens are shared of 10"
+    ):
+        check.require()
+
+
+def test_a_hole_is_a_difference():
+    holed = {token: index for token, index in WORDS.items() if index != 4}
+    assert compare(WORDS, holed, 10, 10).detail == "id 4 exists only in the target"
+    assert compare(holed, WORDS, 10, 10).detail == "id 4 exists only in the draft"
+
+
+def test_nothing_in_common():
+    assert compare({"a": 0}, {"b": 1}, 1, 2).relation == "different"
+
+
+def test_without_tokenizers_sizes_decide():
+    assert compare(None, WORDS, 10, 10).relation == "same"
+    assert compare(None, None, 10, 16).relation == "different"

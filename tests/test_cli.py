@@ -1,0 +1,160 @@
+"""The command line as a user meets it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shallowdraft as sd
+from shallowdraft.cli import main
+from shallowdraft.models.synthetic import make_pair
+from shallowdraft.shapes import ModelShape
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    shape, small = ModelShape(2, 32, 2, 48, 400, context=96), ModelShape(1, 24, 2, 32, 400, context=96)
+    target, draft = make_pair(shape, small, 0.8).save(tmp_path_factory.mktemp("pair"))
+    return str(target), str(draft)
+
+
+def generate(folders: tuple[str, str], *options: str, draft: bool = True) -> int:
+    named = ["--draft", folders[1]] if draft else []
+    return main(["generate", "--target", folders[0], *named, "--prompt", "hello", "--max-new-tokens", "20", *options])
+
+
+def test_json_is_one_object_and_nothing_else(folders, capsys):
+    assert generate(folders, "--json") == 0
+    speculative = json.loads(capsys.readouterr().out)
+    assert generate(folders, "--json", draft=False) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert speculative["token_ids"] == plain["token_ids"]
+    assert speculative["text"] == plain["text"]
+    wanted = {
+        "iterations", "drafted", "accepted", "tar", "acceptance_rate", "acceptance_histogram", "acceptance_by_position",
+        "prefill_s", "draft_s", "verify_s", "other_s", "total_s", "tokens_per_s",
+    }  # fmt: skip
+    assert wanted <= speculative["stats"].keys()
+    assert speculative["stats"]["tar"] > plain["stats"]["tar"] == 1.0
+
+
+def test_text_goes_to_stdout_and_statistics_to_stderr(folders, capsys):
+    assert generate(folders) == 0
+    seen = capsys.readouterr()
+    target = sd.load(folders[0])
+    assert seen.out == sd.generate(target, "hello", max_new_tokens=20).text + "\n"
+    assert re.search(r"20 tokens in .* tokens/s · TAR \d\.\d\d · \d+% of drafted tokens accepted", seen.err)
+
+
+def test_sampling_options_reach_the_engine(folders, capsys):
+    outs = []
+    for seed in ("1", "1", "2"):
+        options = [
+            "--temperature",
+            "20",
+            "--top-k",
+            "300",
+            "--top-p",
+            "0.9999",
+            "--seed",
+            seed,
+            "--json",
+            "--threads",
+            "1",
+        ]
+        assert generate(folders, *options, "--dtype", "float32", "--device", "cpu") == 0
+        outs.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert outs[0] == outs[1] != outs[2]
+
+
+def test_inspect(folders, capsys):
+    assert main(["inspect", *folders, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["models"][0]["parameters"] == sd.load(folders[0]).shape.parameters
+    assert found["vocabulary"]["relation"] == "same"
+    assert main(["inspect", folders[0]]) == 0
+    assert "2x32/2h/48" in capsys.readouterr().out
+    assert main(["inspect", "noft-wide-796m"]) == 0
+    assert "796,290,560" in capsys.readouterr().out
+
+
+def test_inspect_of_two_vocabularies(folders, capsys):
+    assert main(["inspect", folders[0], "opt-125m"]) == 2
+    assert "0 tokens are shared" in capsys.readouterr().err
+
+
+def test_pair(tmp_path: Path, capsys):
+    shapes = ["--target-shape", "2x32/2h/48", "--draft-shape", "1x32/2h/48", "--vocab", "400"]
+    assert main(["pair", *shapes, "--agreement", "0.5", "--out", str(tmp_path / "p")]) == 0
+    assert "agreement 50.0%; TAR" in capsys.readouterr().out
+    assert main(["pair", *shapes, "--out", str(tmp_path / "p")]) == 2
+    assert "already holds" in capsys.readouterr().err
+
+
+def test_demo(capsys):
+    assert main(["demo", "--repeats", "1", "--max-new-tokens", "20"]) == 0
+    assert "outputs are identical" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--lookahead", "0"], "lookahead is 0; it must be 1 to 32"),
+        (["--lookahead", "99"], "lookahead is 99; it must be 1 to 32"),
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--top-p", "7"], "top_p is 7.0"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "a" * 99], "99 tokens"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--target", "no/such/folder"], "no such folder"),
+        (["--draft", "./nowhere"], "no such folder"),
+        (["--dtype", "int3"], "dtype 'int3' is unknown"),
+        (["--device", "cuda:9"], "CUDA GPUs"),
+        (["--threads", "0"], "threads is 0"),
+        (["--chat"], "no chat template"),
+    ],
+)
+def test_bad_input_takes_one_line_and_exit_code_2(folders, capsys, options: list[str], said: str):
+    assert generate(folders, *options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert said in error
+
+
+def test_debug_shows_the_traceback(folders):
+    with pytest.raises(sd.ShallowdraftError):
+        generate(folders, "--lookahead", "0", "--debug")
+
+
+def test_an_unknown_option_is_an_error(folders):
+    with pytest.raises(SystemExit) as stop:
+        generate(folders, "--lookahed", "3")
+    assert stop.value.code == 2
+
+
+def test_the_installed_command(folders):
+    command = [str(Path(sys.executable).with_name("shallowdraft")), "generate", "--target", folders[0], "--prompt", "x"]
+    good = subprocess.run([*command, "--max-new-tokens", "3", "--json"], capture_output=True, text=True, check=False)
+    assert good.returncode == 0
+    assert len(json.loads(good.stdout)["token_ids"]) == 3
+    bad = subprocess.run([*command, "--lookahead", "99"], capture_output=True, text=True, check=False)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert "Traceback" not in bad.stderr
+
+
+@pytest.mark.parametrize("verb", [[], ["generate"], ["inspect"], ["pair"], ["demo"]])
+def test_help_needs_no_torch(verb: list[str]):
+    script = f"""
+import sys
+from shallowdraft.cli import main
+try:
+    main({[*verb, "--help"]!r})
+except SystemExit as stop:
+    assert stop.code == 0
+assert not {{"torch", "transformers", "numpy"}} & sys.modules.keys()
+"""
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
