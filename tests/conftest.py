@@ -107,10 +107,9 @@ def pair(folder):
 def noisy(model: sd.Model, noise: float, *, pack: bool = True) -> sd.Model:
     """The model with every matrix moved by a share of its own spread."""
     from shallowdraft.models.checkpoint import assemble
-    from shallowdraft.models.projection import dense
 
     random = torch.Generator().manual_seed(1)
-    state = {name: dense(model.decoder.state_dict()[name]).clone() for name in model.shape.layout()}
+    state = {name: tensor.clone() for name, tensor in model.decoder.dense_state().items()}
     for tensor in state.values():
         if tensor.dim() > 1:
             tensor += torch.randn(tensor.shape, generator=random) * tensor.std() * noise

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from conftest import noisy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shallowdraft as sd
@@ -11,6 +12,7 @@ from shallowdraft.decoding.drafters import ModelDrafter, NoDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import State
+from shallowdraft.models.checkpoint import load_decoder
 
 # What makes a host wait for a GPU: reading a value, or a result whose size depends on values.
 SYNCHRONISING = (
@@ -42,6 +44,18 @@ class SynchronisingCalls(TorchDispatchMode):
         if name.startswith("index.") and any(i is not None and i.dtype == torch.bool for i in args[1]):
             self.calls["boolean index"] += 1
         return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def pair(folder):
+    """Models on PyTorch's operations, which are what a GPU runs and what can be counted."""
+
+    def make(kind: str, noise: float = 0.05) -> tuple[sd.Model, sd.Model]:
+        decoder = load_decoder(folder(kind), dtype=torch.float32, device=torch.device("cpu"))
+        target = sd.Model(kind, decoder)
+        return target, noisy(target, noise, pack=False)
+
+    return make
 
 
 def engine(target: sd.Model, draft: sd.Model, sampling: Sampling, rows: int) -> Engine:

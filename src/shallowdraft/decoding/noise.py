@@ -13,7 +13,7 @@ ITERATIONS_AHEAD = 64
 
 
 class Noise:
-    """Uniform numbers in [0, 1), for each row and iteration d for the draft's draws, d coins, one for the target's draw."""
+    """Uniform numbers in [0, 1): for each row and iteration d draft draws, d coins and one draw of the target."""
 
     def __init__(self, sampling: Sampling, rows: int, lookahead: int, iterations: int, device: torch.device) -> None:
         self._width = 2 * lookahead + 1

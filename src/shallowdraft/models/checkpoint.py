@@ -19,7 +19,6 @@ from torch import Tensor
 from shallowdraft.errors import CheckpointError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import require_memory
-from shallowdraft.models.projection import dense
 from shallowdraft.shapes import ModelShape, Stored
 
 # Tensors that old checkpoints carry and that follow from the config.
@@ -108,7 +107,7 @@ def assemble(shape: ModelShape, state: Mapping[str, Tensor]) -> Decoder:
 def save_decoder(decoder: Decoder, folder: Path, *, extra_config: Mapping[str, Any] | None = None) -> None:
     """Write config.json and safetensors shards that transformers, vLLM and llama.cpp's converter read."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: dense(tensor) for name, tensor in decoder.state_dict().items()}
+    state = decoder.dense_state()
     stored: dict[str, Tensor] = {}
     for name, parts in decoder.shape.layout().items():
         pieces = state[name].split([part.size[0] for part in parts])

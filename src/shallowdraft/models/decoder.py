@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shallowdraft.models import native
 from shallowdraft.models.cache import KVCache
-from shallowdraft.models.projection import Projection
+from shallowdraft.models.projection import Packing, Projection, best_packing
 from shallowdraft.shapes import OPT_POSITION_OFFSET, ModelShape
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -50,6 +51,7 @@ class Decoder(nn.Module):
         self.head = Projection(shape.vocab, shape.embed_dim, bias=False)
         if shape.tied:
             self.tie()
+        self.native: native.NativeLayers | None = None
 
     def tie(self) -> None:
         """Make the head's weight the embedding's."""
@@ -75,19 +77,38 @@ class Decoder(nn.Module):
         if self.positions is not None:
             # Positions past the table belong to tokens that are never emitted.
             x = x + self.positions(positions.clamp(max=self.shape.context - 1) + OPT_POSITION_OFFSET)
+        x = self.layers(x, positions, cache, span) if self.native is None else self.native(x, positions, cache)
+        hidden: Tensor = x if self.project_out is None else self.project_out(x)
+        return hidden
+
+    def layers(self, x: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
+        """Every block and the final norm; the reference of the C kernel, and what runs on a GPU."""
         places = self._places(positions, cache, span)
         for block in self.blocks:
             x = block(x, cache, places)
-        if self.norm is not None:
-            x = self.norm(x)
-        return x if self.project_out is None else self.project_out(x)
+        return x if self.norm is None else self.norm(x)
 
-    def pack(self) -> "Decoder":
-        """Repack every weight for decoding on a CPU; a no-op elsewhere."""
+    def pack(self, packing: Packing | None = None) -> "Decoder":
+        """Repack every weight for decoding here, on a CPU the fastest way there is; a no-op on a GPU."""
+        packing = best_packing(self.dtype, self.device) if packing is None else packing
+        if packing == "panels" and not native.runs(self.shape):
+            packing = "onednn"
         for module in self.modules():
             if isinstance(module, Projection):
-                module.pack()
+                module.pack(packing)
+        if packing == "panels":
+            self.native = native.NativeLayers(self.shape, self.blocks, self.norm)
         return self
+
+    def dense_state(self) -> dict[str, Tensor]:
+        """Every parameter under its layout name, in its ordinary form, packed or not."""
+        state = {}
+        for name in self.shape.layout():
+            owner = self.get_submodule(name.rpartition(".")[0])
+            packed = isinstance(owner, Projection)
+            kind = name.rpartition(".")[2]
+            state[name] = getattr(owner, f"dense_{kind}")() if packed else getattr(owner, kind).detach()
+        return state
 
     def _places(self, positions: Tensor, cache: KVCache, span: int) -> Places:
         groups = self.shape.heads // self.shape.kv_heads
@@ -111,13 +132,15 @@ class Block(nn.Module):
         self.k_norm = _norm(shape, shape.head_dim) if shape.qk_norm else None
         self.out = Projection(shape.d_model, width, bias=shape.out_bias)
         self.ffn_norm = _norm(shape, shape.d_model)
-        self.up = Projection(shape.ffn * (2 if shape.gated else 1), shape.d_model, bias=shape.ffn_bias)
+        width = shape.ffn * (2 if shape.gated else 1)
+        self.up = Projection(width, shape.d_model, bias=shape.ffn_bias, gated=shape.gated)
         self.down = Projection(shape.d_model, shape.ffn, bias=shape.ffn_bias)
 
     def forward(self, x: Tensor, cache: KVCache, places: Places) -> Tensor:
         if self.shape.post_norm:
             x = self.attn_norm(x + self.attend(x, cache, places))
-            return self.ffn_norm(x + self.feed(x))
+            normed: Tensor = self.ffn_norm(x + self.feed(x))
+            return normed
         x = x + self.attend(self.attn_norm(x), cache, places)
         return x + self.feed(self.ffn_norm(x))
 
@@ -138,14 +161,18 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(
             q, *cache.read(self.layer, places.span), attn_mask=places.masks[self.window]
         )
-        return self.out(mixed.reshape(rows, heads, tokens, -1).transpose(1, 2).reshape(rows, tokens, -1))
+        out: Tensor = self.out(mixed.reshape(rows, heads, tokens, -1).transpose(1, 2).reshape(rows, tokens, -1))
+        return out
 
     def feed(self, x: Tensor) -> Tensor:
-        up = self.up(x)
-        if not self.shape.gated:
-            return self.down(self.activation(up))
-        gate, up = up.chunk(2, -1)
-        return self.down(self.activation(gate) * up)
+        up: Tensor = self.up(x)
+        if self.shape.gated:
+            gate, up = up.chunk(2, -1)
+            inner = self.activation(gate) * up
+        else:
+            inner = self.activation(up)
+        down: Tensor = self.down(inner)
+        return down
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,56 +1,116 @@
-"""Matrix products with a weight that stays: plain on a GPU and in training, packed by oneDNN for decoding on a CPU.
+"""Matrix products with a weight that stays: plain on a GPU and in training, packed for decoding on a CPU.
 
-With few rows a product is bound by reading its weight. MKL, torch's default, reads an unpacked float32 weight at a third of
-the memory's speed on the machines we measured; oneDNN reads one in its own blocked layout at full speed
-(docs/decisions/001-packed-weights.md). Packing only permutes: `dense()` gives back the very same bits.
+With few rows a product is bound by reading its weight, and a CPU reads fastest front to back. `pack` therefore stores a
+weight as panels of 32 outputs for our own kernel (kernels/cpu.c), or, without a C compiler and in bf16, in oneDNN's
+layout; docs/decisions/001-packed-weights.md has the measurements. Packing only permutes: `dense_weight` undoes it.
 """
+
+import ctypes
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shallowdraft.kernels import cpu
+
 MIN_ROWS = 4  # oneDNN's kernels for one to three rows read memory more slowly than the one for four
+
+Packing = Literal["none", "onednn", "panels"]
 
 
 class Projection(nn.Module):
-    """y = x Wᵀ + b."""
+    """y = x Wᵀ + b; `gated` marks a weight whose second half of outputs is gated by the first."""
 
-    def __init__(self, rows: int, columns: int, *, bias: bool) -> None:
+    def __init__(self, outputs: int, inputs: int, *, bias: bool, gated: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, columns))
-        self.bias = nn.Parameter(torch.empty(rows)) if bias else None
+        self.outputs, self.inputs, self.gated = outputs, inputs, gated
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.packing: Packing = "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.weight.is_mkldnn:
-            return F.linear(x, self.weight, self.bias)
+        if self.packing == "panels":
+            return self._in_panels(x)
+        return F.linear(x, self.weight, self.bias) if self.packing == "none" else self._in_onednn(x)
+
+    def pack(self, packing: Packing) -> None:
+        """Repack the weight for decoding on a CPU; afterwards it cannot be trained."""
+        weight = self.weight.detach()
+        if packing == "panels":
+            self.bias = None if self.bias is None else _frozen(_to_panels(self.bias.detach()[:, None], self.gated))
+            self.weight = _frozen(_to_panels(weight, self.gated))
+            self._product = cpu.Product(*self.pointers(), self.outputs, self.inputs)
+        elif packing == "onednn":
+            self.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(weight))
+        self.packing = packing
+
+    def dense_weight(self) -> Tensor:
+        """The weight [outputs, inputs] as it was before packing."""
+        if self.packing == "panels":
+            return _from_panels(self.weight, self.outputs, self.gated)
+        return self.weight.to_dense() if self.packing == "onednn" else self.weight
+
+    def dense_bias(self) -> Tensor | None:
+        if self.bias is None or self.packing != "panels":
+            return self.bias
+        return _from_panels(self.bias, self.outputs, self.gated).squeeze(1)
+
+    def product(self) -> cpu.Product:
+        """The packed weight as the C kernel takes it."""
+        return self._product
+
+    def pointers(self) -> tuple[int, int | None]:
+        return self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr()
+
+    def _in_panels(self, x: Tensor) -> Tensor:
+        library = cpu.library()
+        assert library is not None
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], self.outputs)
+        library.product(ctypes.byref(self._product), x.data_ptr(), x.numel() // self.inputs, y.data_ptr())
+        return y
+
+    def _in_onednn(self, x: Tensor) -> Tensor:
         rows = x.shape[:-1].numel()
-        if rows >= MIN_ROWS:
-            return _packed_product(x, self.weight, self.bias)
-        padded = F.pad(x.reshape(rows, -1), (0, 0, 0, MIN_ROWS - rows))
-        return _packed_product(padded, self.weight, self.bias)[:rows].view(*x.shape[:-1], -1)
-
-    def pack(self) -> None:
-        """Repack the weight for decoding on this CPU; afterwards it cannot be trained."""
-        if can_pack(self.weight):
-            packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
-            self.weight = nn.Parameter(packed, requires_grad=False)
+        padded = x if rows >= MIN_ROWS else F.pad(x.reshape(rows, -1), (0, 0, 0, MIN_ROWS - rows))
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.weight, self.bias, "none", [], "")
+        return product if rows >= MIN_ROWS else product[:rows].view(*x.shape[:-1], -1)
 
 
-def dense(weight: Tensor) -> Tensor:
-    """A weight in its ordinary layout, packed or not."""
-    return weight.to_dense() if weight.is_mkldnn else weight
+def best_packing(dtype: torch.dtype, device: torch.device) -> Packing:
+    """How weights of this kind are read fastest here."""
+    if device.type != "cpu":
+        return "none"
+    if dtype == torch.float32 and cpu.library() is not None:
+        return "panels"
+    if not torch.backends.mkldnn.is_available() or dtype not in (torch.float32, torch.bfloat16):
+        return "none"
+    supported = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "onednn" if supported else "none"
 
 
-def can_pack(weight: Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and not weight.is_mkldnn
-        and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
-        and (weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
 
 
-def _packed_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return product
+def _to_panels(weight: Tensor, gated: bool) -> Tensor:
+    """[N, K] -> [panels, K, 32], the last panel filled with zeros; gated: 16 gates beside the 16 values they gate."""
+    if gated:
+        gate, value = weight.chunk(2)
+        pairs = torch.stack((_in_blocks(gate, cpu.LANES), _in_blocks(value, cpu.LANES)), 1)
+        return pairs.flatten(1, 2).transpose(1, 2).contiguous()
+    return _in_blocks(weight, cpu.PANEL).transpose(1, 2).contiguous()
+
+
+def _from_panels(panels: Tensor, outputs: int, gated: bool) -> Tensor:
+    rows: Tensor = panels.transpose(1, 2)
+    if gated:
+        halves: Tensor = rows.reshape(len(rows), 2, cpu.LANES, -1).transpose(0, 1).flatten(1, 2)
+        return halves[:, : outputs // 2].reshape(outputs, -1)
+    return rows.flatten(0, 1)[:outputs].contiguous()
+
+
+def _in_blocks(weight: Tensor, rows: int) -> Tensor:
+    """[N, K] -> [blocks, rows, K], filled up with zeros."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % rows)).view(-1, rows, weight.shape[1])

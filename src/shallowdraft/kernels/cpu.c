@@ -1,0 +1,322 @@
+/* A decoder's forward pass over a few tokens on a CPU, in float32: one call instead of forty operations a layer.
+ *
+ * For few tokens a pass is bound by reading the weights; whatever else it does must not stand in the way. So all layers
+ * run inside one parallel region, threads meet at barriers, and every product reads its weight once, front to back, as
+ * panels of 32 outputs: weight[panel][column][32]. The PyTorch reference is models/decoder.py, the tests compare both.
+ * A row's result does not depend on the rows beside it: passes over one token and over many agree to the last bit.
+ *
+ * Shapes: R = B * T rows of activations (B sequences, T tokens each), S slots of the cache, D head width.
+ */
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define PANEL (2 * LANES)
+#ifdef __AVX512F__
+#define TILE 8 /* rows whose 2 * TILE accumulators stay in registers */
+#else
+#define TILE 3
+#endif
+#define QUERIES 6 /* queries of a head that share one reading of its keys and values */
+
+typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));
+
+enum { SILU, RELU, GELU, GELU_TANH };
+enum { STORE, ADD, ACTIVATE, GATE };
+
+typedef struct {
+    const float *weight, *bias; /* bias may be NULL */
+    int64_t outputs, inputs;
+} Product;
+
+typedef struct {
+    const float *weight, *bias; /* weight NULL: no norm; bias NULL: RMSNorm, else LayerNorm */
+} Norm;
+
+typedef struct {
+    Norm attn_norm, ffn_norm, q_norm, k_norm;
+    Product qkv, out, up, down;
+    int64_t window; /* 0: everything */
+} Layer;
+
+typedef struct {
+    int64_t layers, d_model, heads, kv_heads, head_dim, ffn, gated, activation, post_norm;
+    float eps;
+    const Layer *layer;
+    Norm final;
+} Model;
+
+static inline vec splat(float value) { return (vec){0} + value; }
+
+static inline vec pick(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+static inline float sum(vec v) { /* halves onto halves: a chain of sixteen additions would take four times as long */
+    typedef float half __attribute__((vector_size(32)));
+    typedef float quarter __attribute__((vector_size(16)));
+    union { vec whole; half halves[2]; } a = {v};
+    union { half whole; quarter halves[2]; } b = {a.halves[0] + a.halves[1]};
+    quarter q = b.halves[0] + b.halves[1];
+    return (q[0] + q[1]) + (q[2] + q[3]);
+}
+
+static inline vec vexp(vec x) { /* 2^n * e^r, |r| <= ln 2 / 2; relative error 2e-7 */
+    x = pick(x < splat(-87.0f), splat(-87.0f), x);
+    x = pick(x > splat(88.0f), splat(88.0f), x);
+    const vec magic = splat(12582912.0f); /* adding and subtracting 1.5 * 2^23 rounds */
+    vec n = (x * 1.44269504f + magic) - magic;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    ivec exponent = __builtin_convertvector(n, ivec);
+    return p * (vec)((exponent + 127) << 23);
+}
+
+static __attribute__((noinline)) vec activate(vec x, int64_t kind) {
+    if (kind == RELU) return pick(x < splat(0), splat(0), x);
+    if (kind == SILU) return x / (vexp(-x) + 1.0f);
+    for (int i = 0; i < LANES; i++)
+        x[i] = kind == GELU ? 0.5f * x[i] * (1 + erff(x[i] * 0.70710678f))
+                            : 0.5f * x[i] * (1 + tanhf(0.79788456f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
+    return x;
+}
+
+static inline void normalise(const Norm *norm, const float *x, float *y, int64_t width, float eps) {
+    vec squares = {0}, plain = {0};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        vec v = *(const vec *)(x + i);
+        squares += v * v;
+        plain += v;
+    }
+    float square = sum(squares), mean = sum(plain);
+    for (; i < width; i++) square += x[i] * x[i], mean += x[i];
+    mean = norm->bias ? mean / width : 0;
+    if (norm->bias) { /* the variance around the mean, not the difference of two large sums */
+        square = 0;
+        for (i = 0; i < width; i++) square += (x[i] - mean) * (x[i] - mean);
+    }
+    float scale = 1 / sqrtf(square / width + eps);
+    if (norm->bias)
+        for (i = 0; i < width; i++) y[i] = (x[i] - mean) * scale * norm->weight[i] + norm->bias[i];
+    else
+        for (i = 0; i < width; i++) y[i] = x[i] * scale * norm->weight[i];
+}
+
+/* The share of `count` that belongs to this thread. */
+static inline void share(int64_t count, int64_t *from, int64_t *to) {
+    int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+    *from = count * me / all;
+    *to = count * (me + 1) / all;
+}
+
+static inline void put(float *y, vec value, int64_t count) {
+    if (count >= LANES) *(vec *)y = value;
+    else for (int64_t i = 0; i < count; i++) y[i] = value[i];
+}
+
+/* `rows` rows times one panel. `rows` is a constant wherever this is inlined, so the accumulators live in registers. */
+static inline __attribute__((always_inline)) void tile(int rows, const Product *m, int64_t panel, const float *x,
+                                                       float *y, int64_t stride, int mode, int64_t activation) {
+    const float *w = m->weight + panel * m->inputs * PANEL;
+    vec acc[TILE][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+        for (int half = 0; half < 2; half++)
+            acc[r][half] = m->bias ? *(const vec *)(m->bias + panel * PANEL + half * LANES) : (vec){0};
+    for (int64_t k = 0; k < m->inputs; k++, w += PANEL) {
+        vec left = *(const vec *)w, right = *(const vec *)(w + LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            float value = x[r * m->inputs + k];
+            acc[r][0] += left * value;
+            acc[r][1] += right * value;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        if (mode == GATE) { /* a panel holds 16 gates and the 16 values they gate */
+            int64_t at = panel * LANES;
+            put(y + r * stride + at, activate(acc[r][0], activation) * acc[r][1], stride - at);
+            continue;
+        }
+        for (int half = 0; half < 2; half++) {
+            int64_t at = panel * PANEL + half * LANES;
+            if (at >= m->outputs) break;
+            float *to = y + r * stride + at;
+            int64_t count = m->outputs - at;
+            if (mode == ACTIVATE) put(to, activate(acc[r][half], activation), count);
+            else if (mode == STORE) put(to, acc[r][half], count);
+            else if (count >= LANES) *(vec *)to += acc[r][half];
+            else for (int64_t i = 0; i < count; i++) to[i] += acc[r][half][i];
+        }
+    }
+}
+
+/* y = mode(x W' + b): this thread's panels for all rows. */
+static void multiply(const Product *m, const float *x, int64_t rows, float *y, int mode, int64_t activation) {
+    int64_t stride = mode == GATE ? m->outputs / 2 : m->outputs, from, to;
+    int64_t panels = mode == GATE ? (stride + LANES - 1) / LANES : (m->outputs + PANEL - 1) / PANEL;
+    share(panels, &from, &to);
+    for (int64_t panel = from; panel < to; panel++)
+        for (int64_t r = 0; r < rows; r += TILE) {
+            const float *xr = x + r * m->inputs;
+            float *yr = y + r * stride;
+#define CASE(n) case n: tile(n, m, panel, xr, yr, stride, mode, activation); break;
+            switch (rows - r < TILE ? rows - r : TILE) {
+                CASE(1) CASE(2) CASE(3)
+#if TILE == 8
+                CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#endif
+            }
+        }
+}
+
+/* Norm of queries and keys, rotary positions, and the cache's new entries: this thread's share of rows and heads. */
+static void place(const Model *m, const Layer *l, float *qkv, const int64_t *positions, int64_t batch, int64_t tokens,
+                  float *keys, float *values, int64_t slots, const float *cosine, const float *sine) {
+    const int64_t D = m->head_dim, half = D / 2, all = m->heads + 2 * m->kv_heads;
+    int64_t from, to;
+    float turned[D];
+    share(batch * tokens * all, &from, &to);
+    for (int64_t task = from; task < to; task++) {
+        int64_t row = task / all, head = task % all, position = positions[row];
+        float *x = qkv + task * D;
+        int64_t kv = head < m->heads + m->kv_heads ? head - m->heads : head - m->heads - m->kv_heads;
+        int64_t slot = ((row / tokens * m->kv_heads + kv) * slots + position) * D;
+        if (head < m->heads + m->kv_heads) {
+            const Norm *norm = head < m->heads ? &l->q_norm : &l->k_norm;
+            if (norm->weight) normalise(norm, x, x, D, m->eps);
+            if (cosine) {
+                const float *c = cosine + position * D, *s = sine + position * D;
+                for (int64_t i = 0; i < half; i++) {
+                    turned[i] = x[i] * c[i] + x[i + half] * s[i];
+                    turned[i + half] = x[i + half] * c[i + half] + x[i] * s[i + half];
+                }
+                memcpy(x, turned, D * sizeof(float));
+            }
+            if (head >= m->heads) memcpy(keys + slot, x, D * sizeof(float));
+        } else {
+            memcpy(values + slot, x, D * sizeof(float));
+        }
+    }
+}
+
+/* `count` queries of one head against the slots [first, last): scores, softmax, mix. D is a multiple of 16. */
+static void attend(int count, const float *q[], float *out[], const int64_t *limit, int64_t window, const float *keys,
+                   const float *values, int64_t first, int64_t last, int64_t D, float *scores) {
+    const int64_t width = (last - first + LANES - 1) / LANES * LANES;
+    const float scale = 1 / sqrtf((float)D);
+    for (int64_t j = first; j < last; j++)
+        for (int t = 0; t < count; t++) {
+            vec dot = {0};
+            for (int64_t i = 0; i < D; i += LANES) dot += *(const vec *)(q[t] + i) * *(const vec *)(keys + j * D + i);
+            int seen = j <= limit[t] && (!window || j > limit[t] - window);
+            scores[t * width + j - first] = seen ? sum(dot) * scale : -INFINITY;
+        }
+    float inverse[QUERIES];
+    for (int t = 0; t < count; t++) {
+        float *s = scores + t * width, largest = -INFINITY;
+        for (int64_t j = last - first; j < width; j++) s[j] = -INFINITY;
+        for (int64_t j = 0; j < width; j++) largest = s[j] > largest ? s[j] : largest;
+        vec total = {0};
+        for (int64_t j = 0; j < width; j += LANES) {
+            vec shifted = *(vec *)(s + j) - largest;
+            vec e = pick(shifted < splat(-86.0f), splat(0), vexp(shifted));
+            *(vec *)(s + j) = e;
+            total += e;
+        }
+        inverse[t] = 1 / sum(total);
+    }
+    for (int64_t i = 0; i < D; i += LANES) {
+        vec mix[QUERIES] = {{0}};
+        for (int64_t j = first; j < last; j++) {
+            vec value = *(const vec *)(values + j * D + i);
+#pragma GCC unroll 6
+            for (int t = 0; t < QUERIES; t++)
+                if (t < count) mix[t] += value * scores[t * width + j - first];
+        }
+        for (int t = 0; t < count; t++) *(vec *)(out[t] + i) = mix[t] * inverse[t];
+    }
+}
+
+/* All heads: this thread's share of (sequence, head, tile of queries). */
+static void mix(const Model *m, const Layer *l, const float *qkv, const int64_t *positions, int64_t batch,
+                int64_t tokens, const float *keys, const float *values, int64_t slots, float *mixed, float *scores) {
+    const int64_t D = m->head_dim, group = m->heads / m->kv_heads, stride = (m->heads + 2 * m->kv_heads) * D;
+    const int64_t tiles = (tokens + QUERIES - 1) / QUERIES;
+    int64_t all = omp_get_num_threads();
+    for (int64_t task = omp_get_thread_num(); task < batch * m->heads * tiles; task += all) {
+        int64_t tile_index = task % tiles, head = task / tiles % m->heads, b = task / tiles / m->heads;
+        int64_t start = b * tokens + tile_index * QUERIES, last = 0, first = slots;
+        int count = tokens - tile_index * QUERIES < QUERIES ? tokens - tile_index * QUERIES : QUERIES;
+        const float *q[QUERIES];
+        float *out[QUERIES];
+        for (int t = 0; t < count; t++) {
+            int64_t position = positions[start + t];
+            int64_t begin = l->window && position >= l->window ? position - l->window + 1 : 0;
+            q[t] = qkv + (start + t) * stride + head * D;
+            out[t] = mixed + ((start + t) * m->heads + head) * D;
+            last = position + 1 > last ? position + 1 : last;
+            first = begin < first ? begin : first;
+        }
+        first -= first % LANES; /* a slot keeps its lane, so sums round alike however many queries share the tile */
+        int64_t base = (b * m->kv_heads + head / group) * slots * D;
+        attend(count, q, out, positions + start, l->window, keys + base, values + base, first, last, D, scores);
+    }
+}
+
+static void norm_rows(const Norm *norm, const float *x, float *y, int64_t rows, int64_t width, float eps) {
+    int64_t from, to;
+    share(rows, &from, &to);
+    for (int64_t r = from; r < to; r++) normalise(norm, x + r * width, y + r * width, width, eps);
+}
+
+/* Run x [R, C] through all layers in place; `cache` is [L, 2, B, G, S, D]; `scratch` holds R * (C + qkv + H * D + ffn)
+ * floats and then QUERIES * (S + 16) for each thread. */
+void forward(const Model *m, float *x, const int64_t *positions, int64_t batch, int64_t tokens, float *cache,
+             int64_t slots, const float *cosine, const float *sine, float *scratch) {
+    const int64_t R = batch * tokens, C = m->d_model, D = m->head_dim;
+    const int64_t plane = batch * m->kv_heads * slots * D;
+    float *h = scratch, *qkv = h + R * C, *mixed = qkv + R * (m->heads + 2 * m->kv_heads) * D;
+    float *ffn = mixed + R * m->heads * D, *scores = ffn + R * m->ffn;
+#pragma omp parallel
+    {
+        float *own = scores + omp_get_thread_num() * QUERIES * (slots + LANES);
+        for (int64_t index = 0; index < m->layers; index++) {
+            const Layer *l = m->layer + index;
+            float *keys = cache + 2 * index * plane, *values = keys + plane;
+            if (!m->post_norm) norm_rows(&l->attn_norm, x, h, R, C, m->eps);
+#pragma omp barrier
+            multiply(&l->qkv, m->post_norm ? x : h, R, qkv, STORE, 0);
+#pragma omp barrier
+            place(m, l, qkv, positions, batch, tokens, keys, values, slots, cosine, sine);
+#pragma omp barrier
+            mix(m, l, qkv, positions, batch, tokens, keys, values, slots, mixed, own);
+#pragma omp barrier
+            multiply(&l->out, mixed, R, x, ADD, 0);
+#pragma omp barrier
+            norm_rows(m->post_norm ? &l->attn_norm : &l->ffn_norm, x, m->post_norm ? x : h, R, C, m->eps);
+#pragma omp barrier
+            multiply(&l->up, m->post_norm ? x : h, R, ffn, m->gated ? GATE : ACTIVATE, m->activation);
+#pragma omp barrier
+            multiply(&l->down, ffn, R, x, ADD, 0);
+#pragma omp barrier
+            if (m->post_norm) norm_rows(&l->ffn_norm, x, x, R, C, m->eps);
+        }
+        if (m->final.weight) norm_rows(&m->final, x, x, R, C, m->eps);
+    }
+}
+
+/* y [rows, outputs] = x W' + b. */
+void product(const Product *m, const float *x, int64_t rows, float *y) {
+#pragma omp parallel
+    multiply(m, x, rows, y, STORE, 0);
+}

@@ -1,0 +1,106 @@
+"""Builds and loads cpu.c, once a machine. Without a C compiler everything runs on PyTorch's own operations instead."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+LANES, PANEL = 16, 32
+QUERIES = 6
+ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
+_SOURCE = Path(__file__).with_name("cpu.c")
+_FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+
+
+class Product(Structure):
+    """A packed weight; see models/projection.py for its layout."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
+
+
+class Norm(Structure):
+    """RMSNorm, or LayerNorm where there is a bias; nothing where there is no weight."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class Layer(Structure):
+    """The weights of a block."""
+
+    _fields_ = (
+        *((name, Norm) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm")),
+        *((name, Product) for name in ("qkv", "out", "up", "down")),
+        ("window", c_int64),
+    )
+
+
+class Model(Structure):
+    """Sizes and weights of a decoder without embedding and head."""
+
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in (
+                "layers", "d_model", "heads", "kv_heads", "head_dim", "ffn", "gated", "activation", "post_norm",
+            )
+        ),
+        ("eps", c_float),
+        ("layer", POINTER(Layer)),
+        ("final", Norm),
+    )  # fmt: skip
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where they cannot be built; said once."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        log.warning("no C compiler found: decoding on the CPU uses PyTorch's operations and is slower; install gcc")
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.stderr.strip().splitlines()[-1] if isinstance(error, subprocess.CalledProcessError) else error
+        log.warning("the CPU kernels cannot be built (%s): decoding uses PyTorch's operations and is slower", reason)
+        return None
+    pointer, number = c_void_p, c_int64
+    loaded.forward.argtypes = (
+        POINTER(Model), pointer, pointer, number, number, pointer, number, pointer, pointer, pointer,
+    )  # fmt: skip
+    loaded.product.argtypes = (POINTER(Product), pointer, number, pointer)
+    loaded.forward.restype = loaded.product.restype = None
+    return loaded
+
+
+def _built(compiler: str) -> Path:
+    """The shared library for this source, compiler and processor, compiled if it is not in the user's cache yet."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "shallowdraft"
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    key = "\n".join((_SOURCE.read_text(), " ".join(_FLAGS), version, _processor()))
+    path = folder / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / path.name
+            command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE), "-lm"]
+            subprocess.run(command, capture_output=True, text=True, check=True)
+            made.replace(path)
+    return path
+
+
+def _processor() -> str:
+    """What -march=native depends on; a cache may be shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
