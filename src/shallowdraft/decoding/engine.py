@@ -81,13 +81,14 @@ class Engine:
     def run(self) -> Iterator[Emitted]:
         """Prefill, then iterations; on a GPU each result is handed over while the next iteration runs."""
         in_flight: deque[_Message] = deque()
-        late = 1 if self.target.device.type == "cuda" else 0
+        cuda = self.target.device.type == "cuda"
+        side = torch.cuda.Stream(self.target.device) if cuda else None
         verdict = self.prefill()
         while True:
-            in_flight.append(_Message(verdict))
+            in_flight.append(_Message(verdict, side))
             # Until a result is read, its rows may have grown by a whole proposal.
             self._bound_lengths(in_flight)
-            if len(in_flight) > late:
+            if len(in_flight) > cuda:  # on a GPU one iteration late
                 emitted = in_flight.popleft().read()
                 self._lengths = np.minimum(self._lengths + emitted[:, 0] + 1, self._limits)
                 self._bound_lengths(in_flight)
@@ -105,26 +106,25 @@ class Engine:
 class _Message:
     """A verdict on its way to the host: copied on a stream of its own, so that the next iteration need not wait."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Verdict, side: torch.cuda.Stream | None) -> None:
         accepted = torch.where(verdict.sound, verdict.accepted, UNSOUND)
         packed = torch.cat((accepted[:, None], verdict.tokens), 1)
         self.tokens = verdict.tokens.shape[1]
-        self._arrived: torch.cuda.Event | None = None
-        self._packed: Tensor = packed if packed.device.type == "cpu" else self._send(packed)
-
-    def _send(self, packed: Tensor) -> Tensor:
-        side, computed = torch.cuda.Stream(packed.device), torch.cuda.Event()
-        computed.record()
-        pinned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-        with torch.cuda.stream(side):
-            side.wait_event(computed)
-            pinned.copy_(packed, non_blocking=True)
-            packed.record_stream(side)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-        return pinned
+        self._packed, self._arrived = (packed, None) if side is None else _send(packed, side)
 
     def read(self) -> Emitted:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._packed.numpy()
+
+
+def _send(packed: Tensor, side: torch.cuda.Stream) -> tuple[Tensor, torch.cuda.Event]:
+    """Copy to pinned memory on the side stream; the event says when it is there."""
+    pinned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+    side.wait_stream(torch.cuda.current_stream(packed.device))
+    with torch.cuda.stream(side):
+        pinned.copy_(packed, non_blocking=True)
+        packed.record_stream(side)
+        arrived = torch.cuda.Event()
+        arrived.record()
+    return pinned, arrived

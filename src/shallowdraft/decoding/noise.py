@@ -30,7 +30,9 @@ class Noise:
         index = self._iteration % self._ahead
         if index == 0:
             blocks = [stream.random((self._ahead, self._width)) for stream in self._streams]
-            self._table = torch.from_numpy(np.stack(blocks, axis=1)).to(self._device, non_blocking=True)
+            made = torch.from_numpy(np.stack(blocks, axis=1))
+            pinned = made.pin_memory() if self._device.type == "cuda" else made
+            self._table = pinned.to(self._device, non_blocking=True)
         self._iteration += 1
         return self._table[index]
 

@@ -1,0 +1,64 @@
+"""The same engine on a CUDA GPU, under the rules of docs/lossless.md."""
+
+import pytest
+import torch
+from conftest import noisy
+
+import shallowdraft as sd
+from shallowdraft.decoding.divergence import explain, greedy_gaps
+from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.engine import Engine
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.models.synthetic import make_pair, random_decoder
+from shallowdraft.shapes import ModelShape
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = ModelShape(4, 256, 4, 512, 1000, kv_heads=2, context=400)
+PROMPTS = [[seed, 7, seed + 3] * (1 + seed % 4) for seed in range(8)]
+
+
+def on_gpu(dtype: torch.dtype, noise: float = 0.1) -> tuple[sd.Model, sd.Model]:
+    target = sd.Model("target", random_decoder(SHAPE, seed=1, scale=2.0))
+    draft = noisy(target, noise, pack=False)
+    return sd.Model("target", target.decoder.to("cuda", dtype)), sd.Model("draft", draft.decoder.to("cuda", dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lookahead", [1, 4, 8])
+def test_greedy_is_lossless_under_the_rule(dtype: torch.dtype, lookahead: int):
+    target, draft = on_gpu(dtype)
+    plain = sd.generate(target, PROMPTS, max_new_tokens=80)
+    speculative = sd.generate(target, PROMPTS, draft=draft, lookahead=lookahead, max_new_tokens=80)
+    assert 0 < sum(out.stats.accepted for out in speculative) < sum(out.stats.drafted for out in speculative)
+    for prompt, one, two in zip(PROMPTS, plain, speculative, strict=True):
+        found = explain(target, prompt, one.token_ids, two.token_ids)
+        assert found is None or found.tie, str(found)
+        assert greedy_gaps(target, prompt, two.token_ids).max() <= 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.8, top_k=50, top_p=0.9)])
+def test_an_iteration_never_waits(sampling: Sampling):
+    target, draft = on_gpu(torch.bfloat16)
+    drafter = ModelDrafter(draft.decoder, 4, sampling, SHAPE.vocab)
+    running = Engine(target.decoder, drafter, sampling, PROMPTS, [300] * len(PROMPTS))
+    running.prefill()
+    running.iterate()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            running.iterate()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_known_walk(tmp_path):
+    pair = make_pair(ModelShape(4, 256, 4, 512, 2048), ModelShape(1, 128, 2, 256, 2048), 0.8)
+    target, draft = (sd.load(folder) for folder in pair.save(tmp_path))
+    assert (target.device.type, target.decoder.dtype) == ("cuda", torch.bfloat16)
+    for temperature in (0.0, 0.05):
+        out = sd.generate(target, [9], draft=draft, lookahead=5, max_new_tokens=300, temperature=temperature)
+        assert out.token_ids == pair.walk(9, 300)
+        assert out.stats.tar > 3
+        assert out.stats.draft_s > 0
+        assert out.stats.verify_s > 0
