@@ -1,8 +1,8 @@
 """Our engine against transformers on a CPU, plain and speculative, in one interleaved run.
 
-A synthetic pair of 60 M and 4 M parameters that agrees on 80 % of tokens, float32, batch 1, a prompt of 32 tokens, 256 new
-ones, lookahead 5, two threads. Each round decodes once each way; medians and quartiles of whole calls are over rounds,
-ratios are taken within a round, where both sides met the same machine. All outputs must be the known one.
+A synthetic pair of 60 M and 4 M parameters that agrees on 80 % of tokens, float32, batch 1, a prompt of 32 tokens, 256
+new ones, lookahead 5, two threads. Each round decodes once each way; medians and quartiles of whole calls are over
+rounds, ratios are taken within a round, where both sides met the same machine. All outputs must be the known one.
 
     python benchmarks/cpu_engine.py [--rounds 7] [--threads 2] [--dtype float32]
 """

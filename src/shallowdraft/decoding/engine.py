@@ -110,7 +110,10 @@ class _Message:
         accepted = torch.where(verdict.sound, verdict.accepted, UNSOUND)
         packed = torch.cat((accepted[:, None], verdict.tokens), 1)
         self.tokens = verdict.tokens.shape[1]
-        self._packed, self._arrived = (packed, None) if side is None else _send(packed, side)
+        self._packed: Tensor = packed
+        self._arrived: torch.cuda.Event | None = None
+        if side is not None:
+            self._packed, self._arrived = _send(packed, side)
 
     def read(self) -> Emitted:
         if self._arrived is not None:
