@@ -9,10 +9,10 @@ demo: $(READY)
 	$(BIN)/shallowdraft demo
 
 test: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto
 
 test-slow: $(READY)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --numprocesses auto
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -17,6 +17,9 @@ from transformers import (
 )
 
 import shallowdraft as sd
+from shallowdraft.kernels import cpu
+
+PACKINGS = ["none", "onednn", "panels"] if cpu.library() else ["none", "onednn"]
 
 SIZES = {
     "vocab_size": 97,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CONFIGS, random_reference
+from conftest import CONFIGS, PACKINGS, random_reference
 from safetensors.torch import load_file, save_file
 
 import shallowdraft as sd
@@ -92,7 +92,7 @@ def test_save_and_load_with_tokenizer_and_stop_tokens(tmp_path: Path):
     assert again.decode(again.encode_chat([{"role": "user", "content": "hi"}])) == "<user>hi<assistant>"
 
 
-@pytest.mark.parametrize("packing", ["onednn", "panels"])
+@pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("kind", ["llama-biases-linear-rope", "opt-350m", "qwen3-tied"])
 def test_packing_only_permutes(folder, kind: str, packing: str):
     shape = checkpoint.read_shape(folder(kind))

@@ -282,12 +282,12 @@ static void norm_rows(const Norm *norm, const float *x, float *y, int64_t rows, 
 /* Run x [R, C] through all layers in place; `cache` is [L, 2, B, G, S, D]; `scratch` holds R * (C + qkv + H * D + ffn)
  * floats and then QUERIES * (S + 16) for each thread. */
 void forward(const Model *m, float *x, const int64_t *positions, int64_t batch, int64_t tokens, float *cache,
-             int64_t slots, const float *cosine, const float *sine, float *scratch) {
+             int64_t slots, const float *cosine, const float *sine, float *scratch, int64_t threads) {
     const int64_t R = batch * tokens, C = m->d_model, D = m->head_dim;
     const int64_t plane = batch * m->kv_heads * slots * D;
     float *h = scratch, *qkv = h + R * C, *mixed = qkv + R * (m->heads + 2 * m->kv_heads) * D;
     float *ffn = mixed + R * m->heads * D, *scores = ffn + R * m->ffn;
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
     {
         float *own = scores + omp_get_thread_num() * QUERIES * (slots + LANES);
         for (int64_t index = 0; index < m->layers; index++) {
@@ -316,7 +316,7 @@ void forward(const Model *m, float *x, const int64_t *positions, int64_t batch, 
 }
 
 /* y [rows, outputs] = x W' + b. */
-void product(const Product *m, const float *x, int64_t rows, float *y) {
-#pragma omp parallel
+void product(const Product *m, const float *x, int64_t rows, float *y, int64_t threads) {
+#pragma omp parallel num_threads(threads)
     multiply(m, x, rows, y, STORE, 0);
 }

@@ -74,9 +74,9 @@ def library() -> ctypes.CDLL | None:
         return None
     pointer, number = c_void_p, c_int64
     loaded.forward.argtypes = (
-        POINTER(Model), pointer, pointer, number, number, pointer, number, pointer, pointer, pointer,
+        POINTER(Model), pointer, pointer, number, number, pointer, number, pointer, pointer, pointer, number,
     )  # fmt: skip
-    loaded.product.argtypes = (POINTER(Product), pointer, number, pointer)
+    loaded.product.argtypes = (POINTER(Product), pointer, number, pointer, number)
     loaded.forward.restype = loaded.product.restype = None
     return loaded
 

@@ -11,8 +11,8 @@ from shallowdraft.shapes import ModelShape
 
 
 def runs(shape: ModelShape) -> bool:
-    """Whether the kernel knows this shape."""
-    return shape.head_dim % cpu.LANES == 0
+    """Whether the kernel was built and knows this shape."""
+    return cpu.library() is not None and shape.head_dim % cpu.LANES == 0
 
 
 class NativeLayers:
@@ -37,7 +37,6 @@ class NativeLayers:
         )
         heads = 2 * shape.heads + 2 * shape.kv_heads
         self._floats_per_row = shape.d_model + heads * shape.head_dim + shape.ffn
-        self._scratch = torch.empty(0)
 
     def __call__(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """Embedded tokens [B, T, C] at positions [B, T] -> hidden states [B, T, C]; x is overwritten."""
@@ -45,6 +44,9 @@ class NativeLayers:
         assert library is not None
         rows, tokens, _ = x.shape
         x, positions = x.contiguous(), positions.contiguous()
+        threads = torch.get_num_threads()
+        room = rows * tokens * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.LANES)
+        scratch = torch.empty(room)
         cos, sin = (None, None) if cache.rope is None else (table.data_ptr() for table in cache.rope)
         library.forward(
             ctypes.byref(self._model),
@@ -56,16 +58,10 @@ class NativeLayers:
             cache.slots,
             cos,
             sin,
-            self._room(rows * tokens, cache.slots).data_ptr(),
+            scratch.data_ptr(),
+            threads,
         )
         return x
-
-    def _room(self, rows: int, slots: int) -> Tensor:
-        threads = torch.get_num_threads()
-        needed = rows * self._floats_per_row + threads * cpu.QUERIES * (slots + cpu.LANES)
-        if self._scratch.numel() < needed:
-            self._scratch = torch.empty(needed)
-        return self._scratch
 
 
 def _layer(block: nn.Module, window: int | None) -> cpu.Layer:

@@ -68,7 +68,8 @@ class Projection(nn.Module):
         assert library is not None
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.outputs)
-        library.product(ctypes.byref(self._product), x.data_ptr(), x.numel() // self.inputs, y.data_ptr())
+        rows, threads = x.numel() // self.inputs, torch.get_num_threads()
+        library.product(ctypes.byref(self._product), x.data_ptr(), rows, y.data_ptr(), threads)
         return y
 
     def _in_onednn(self, x: Tensor) -> Tensor:
