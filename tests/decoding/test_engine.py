@@ -126,5 +126,5 @@ def test_plain_decoding_is_lookahead_zero(pair):
     target, _ = pair("llama")
     running = Engine(target.decoder, NoDrafter(), Sampling(), [[1, 2, 3]], [20])
     emitted = [out for out, _ in zip(running.run(), range(10), strict=False)]
-    assert all(out.shape == (1, 2) and out[0, 0] == 0 for out in emitted)
-    assert [int(out[0, 1]) for out in emitted] == sd.generate(target, [1, 2, 3], max_new_tokens=10).token_ids
+    assert all(len(out) == 1 and len(out[0]) == 2 and out[0][0] == 0 for out in emitted)
+    assert [out[0][1] for out in emitted] == sd.generate(target, [1, 2, 3], max_new_tokens=10).token_ids

@@ -1,4 +1,4 @@
-"""The C kernel: products against PyTorch, its build, and life without it. For layers see tests/models/test_parity.py."""
+"""The C kernel: products against PyTorch, its build, and life without it. Layers are in tests/models/test_parity.py."""
 
 import logging
 

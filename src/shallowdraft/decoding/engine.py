@@ -6,8 +6,6 @@ Shapes: B rows, d lookahead, V vocabulary.
 from collections import deque
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,8 +19,8 @@ from shallowdraft.models.decoder import Decoder
 
 UNSOUND = -1
 
-Emitted = npt.NDArray[np.int64]
-"""[B, d + 2]: how many draft tokens were accepted, or UNSOUND; then the tokens, void after the accepted + 1st."""
+Emitted = list[list[int]]
+"""For each row: how many draft tokens were accepted, or UNSOUND; then d + 1 tokens, void after the accepted + 1st."""
 
 
 class Engine:
@@ -44,8 +42,8 @@ class Engine:
         self.noise = Noise(sampling, len(prompts), drafter.lookahead, steps, target.device)
         self.clock = Clock(target.device)
         self._draft_context = draft_context
-        self._lengths = np.array([len(prompt) for prompt in prompts])
-        self._limits = np.array(limits)
+        self._lengths = [len(prompt) for prompt in prompts]
+        self._limits = limits
 
     @torch.inference_mode()
     def prefill(self) -> Verdict:
@@ -72,7 +70,7 @@ class Engine:
         with self.clock.phase("verify"):
             tail, positions = self.state.tail(1)
             tokens = torch.cat((tail, proposal.tokens), 1)
-            positions = positions + torch.arange(d + 1, device=positions.device)
+            positions = positions + self.state.steps(0, d + 1)
             hidden = self.target(tokens, positions, self.cache, self.state.span)
             verdict = verify(self.target.head(hidden), proposal, self.sampling, uniforms[:, d : 2 * d], uniforms[:, -1])
         self.state.commit(verdict)
@@ -86,18 +84,18 @@ class Engine:
         verdict = self.prefill()
         while True:
             in_flight.append(_Message(verdict, side))
-            # Until a result is read, its rows may have grown by a whole proposal.
-            self._bound_lengths(in_flight)
-            if len(in_flight) > cuda:  # on a GPU one iteration late
-                emitted = in_flight.popleft().read()
-                self._lengths = np.minimum(self._lengths + emitted[:, 0] + 1, self._limits)
-                self._bound_lengths(in_flight)
+            emitted = in_flight.popleft().read() if len(in_flight) > cuda else None  # on a GPU one iteration late
+            self._bound_lengths(emitted, unread=sum(message.tokens for message in in_flight))
+            if emitted is not None:
                 yield emitted
             verdict = self.iterate()
 
-    def _bound_lengths(self, in_flight: "deque[_Message]") -> None:
-        unread = sum(message.tokens for message in in_flight)
-        self.state.longest = int(min(self._lengths.max() + unread, self._limits.max()))
+    def _bound_lengths(self, emitted: Emitted | None, unread: int) -> None:
+        """Follow the rows' lengths; until a result is read, its rows may have grown by a whole proposal."""
+        if emitted is not None:
+            rows = zip(self._lengths, emitted, self._limits, strict=True)
+            self._lengths = [min(length + row[0] + 1, limit) for length, row, limit in rows]
+        self.state.longest = min(max(self._lengths) + unread, max(self._limits))
 
     def _within_draft_context(self) -> bool:
         return self._draft_context is None or self.state.longest + self.drafter.lookahead <= self._draft_context
@@ -118,7 +116,8 @@ class _Message:
     def read(self) -> Emitted:
         if self._arrived is not None:
             self._arrived.synchronize()
-        return self._packed.numpy()
+        rows: Emitted = self._packed.tolist()
+        return rows
 
 
 def _send(packed: Tensor, side: torch.cuda.Stream) -> tuple[Tensor, torch.cuda.Event]:

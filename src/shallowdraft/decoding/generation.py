@@ -195,9 +195,9 @@ class _Run:
     def iterations(self) -> Iterator[None]:
         """Decode until every row has ended, pausing after each iteration."""
         for iteration, emitted in enumerate(self.engine.run()):
-            if (emitted[:, 0] == UNSOUND).any():
-                raise NumericsError(self._unsound())
-            for row, (accepted, *tokens) in zip(self.rows, emitted.tolist(), strict=True):
+            for row, (accepted, *tokens) in zip(self.rows, emitted, strict=True):
+                if accepted == UNSOUND:
+                    raise NumericsError(self._unsound())
                 if row.finish_reason is None:
                     kept = row.take(accepted, tokens)
                     if iteration > 0:  # what prefill yields is no iteration's

@@ -29,21 +29,27 @@ class State:
     """A bound on every row's length that the host knows without asking the device."""
     lookahead: int
 
+    def __post_init__(self) -> None:
+        self._steps = torch.arange(-2, self.lookahead + 1, device=self.tokens.device)
+
     @property
     def span(self) -> int:
         """How many slots a pass must look at: every committed token and one proposal, rounded up."""
         needed = self.longest + self.lookahead
         return min(-(-needed // SPAN_STEP) * SPAN_STEP, self.tokens.shape[1])
 
+    def steps(self, start: int, stop: int) -> Tensor:
+        """The numbers from `start` >= -2 to before `stop` <= lookahead + 1."""
+        return self._steps[start + 2 : stop + 2]
+
     def tail(self, count: int) -> tuple[Tensor, Tensor]:
         """The last `count` committed tokens [B, count] and their positions."""
-        positions = self.length[:, None] + torch.arange(-count, 0, device=self.length.device)
+        positions = self.length[:, None] + self.steps(-count, 0)
         return self.tokens.gather(1, positions), positions
 
     def commit(self, verdict: Verdict) -> None:
         """Append what was emitted; void tokens behind it are overwritten by the next commit."""
-        offsets = torch.arange(verdict.tokens.shape[1], device=self.length.device)
-        self.tokens.scatter_(1, self.length[:, None] + offsets, verdict.tokens)
+        self.tokens.scatter_(1, self.length[:, None] + self.steps(0, verdict.tokens.shape[1]), verdict.tokens)
         self.length = torch.minimum(self.length + verdict.accepted + 1, self.limit)
 
 
