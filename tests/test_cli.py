@@ -79,6 +79,11 @@ def test_inspect(folders, capsys):
     assert "2x32/2h/48" in capsys.readouterr().out
     assert main(["inspect", "noft-wide-796m"]) == 0
     assert "796,290,560" in capsys.readouterr().out
+    assert main(["inspect", folders[0], "--dtype", "bf16", "--context", "10", "--json"]) == 0
+    bf16 = json.loads(capsys.readouterr().out)
+    assert bf16["models"][0]["weight_bytes"] == 2 * bf16["models"][0]["parameters"]
+    assert bf16["free_bytes"] > 0
+    assert main(["inspect", folders[0], "--context", "0"]) == 2
 
 
 def test_inspect_of_two_vocabularies(folders, capsys):
@@ -92,11 +97,18 @@ def test_pair(tmp_path: Path, capsys):
     assert "agreement 50.0%; TAR" in capsys.readouterr().out
     assert main(["pair", *shapes, "--out", str(tmp_path / "p")]) == 2
     assert "already holds" in capsys.readouterr().err
+    assert main(["pair", *shapes, "--dtype", "bf16", "--out", str(tmp_path / "half")]) == 0
+    assert json.loads((tmp_path / "half" / "draft" / "config.json").read_text())["dtype"] == "bfloat16"
+    (tmp_path / "file").write_text("")
+    capsys.readouterr()
+    assert main(["pair", *shapes, "--out", str(tmp_path / "file")]) == 2
+    assert "check the path" in capsys.readouterr().err
 
 
 def test_demo(capsys):
     assert main(["demo", "--repeats", "1", "--max-new-tokens", "20"]) == 0
     assert "outputs are identical" in capsys.readouterr().out
+    assert main(["demo", "--max-new-tokens", "1"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -114,6 +126,7 @@ def test_demo(capsys):
         (["--dtype", "int3"], "dtype 'int3' is unknown"),
         (["--device", "cuda:9"], "CUDA GPUs"),
         (["--threads", "0"], "threads is 0"),
+        (["--threads", "99999"], "threads is 99999"),
         (["--chat"], "no chat template"),
     ],
 )

@@ -41,12 +41,12 @@ def test_greedy_is_lossless_under_the_rule(dtype: torch.dtype, lookahead: int):
 def test_an_iteration_never_waits(sampling: Sampling):
     target, draft = on_gpu(torch.bfloat16)
     drafter = ModelDrafter(draft.decoder, 4, sampling, SHAPE.vocab)
-    running = Engine(target.decoder, drafter, sampling, PROMPTS, [300] * len(PROMPTS))
+    running = Engine(target.decoder, drafter, sampling, PROMPTS, [390] * len(PROMPTS))
     running.prefill()
     running.iterate()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(20):
+        for _ in range(100):  # past the table of random numbers, which is refilled on the way
             running.iterate()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -80,11 +80,11 @@ def test_old_and_new_rope_fields_mean_the_same():
 def test_shapes_can_be_written_briefly():
     assert parse("5x2560/32h/128hd/11008", context=4096) == NAMED["noft-wide-796m"]
     assert str(parse("32x4096/32h/8kv/14336")) == "32x4096/32h/8kv/14336"
-    assert parse("OPT-125M") is NAMED["opt-125m"]
+    assert parse("OPT-125M") == NAMED["opt-125m"]
 
 
 @pytest.mark.parametrize(
-    "notation", ["", "2x640", "2x640/10h", "0x640/10h/1728", "2x641/10h/1728", "2x640/10h/3kv/1728"]
+    "notation", ["", "2x640", "2x640/10h", "0x640/10h/1728", "2x641/10h/1728", "2x640/10h/3kv/1728", "2x33/11h/48"]
 )
 def test_a_wrong_shape_is_refused(notation: str):
     with pytest.raises(OptionError):
@@ -105,11 +105,29 @@ LLAMA = CONFIGS["llama"].to_dict()
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
         ({"hidden_act": "swiglu_oai"}, "activation 'swiglu_oai'"),
         ({"hidden_size": "64"}, "wrong type"),
+        ({"num_hidden_layers": 2.0}, "wrong type"),
+        ({"rms_norm_eps": "1e-6"}, "wrong type"),
+        ({"rope_parameters": "linear"}, "wrong type"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "wrong type"),
+        ({"model_type": ["llama"]}, "no model_type"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict[str, object], said: str):
     with pytest.raises(UnsupportedModelError, match=said):
         ModelShape.from_config(LLAMA | change)
+
+
+def test_left_out_fields_have_transformers_defaults():
+    config = {
+        k: v for k, v in CONFIGS["mistral"].to_dict().items() if k not in ("sliding_window", "max_position_embeddings")
+    }
+    shape = ModelShape.from_config(config)
+    assert (shape.window, shape.context) == (4096, 131072)
+
+
+def test_named_shapes_take_another_vocabulary():
+    assert parse("opt-125m", vocab=400, context=64).vocab == 400
+    assert parse("opt-125m").vocab == 50272
 
 
 def test_a_missing_field_is_named():

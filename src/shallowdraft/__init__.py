@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shallowdraft.decoding.generation import Generation, Piece, Stream, generate, stream
-    from shallowdraft.decoding.statistics import Statistics
+    from shallowdraft.decoding.statistics import Statistics, total
     from shallowdraft.errors import ShallowdraftError
     from shallowdraft.models.model import Model, check_vocabulary, load
     from shallowdraft.shapes import ModelShape
@@ -29,6 +29,7 @@ _HOMES = {
     "generate": "decoding.generation",
     "load": "models.model",
     "stream": "decoding.generation",
+    "total": "decoding.statistics",
 }
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "generate",
     "load",
     "stream",
+    "total",
 ]
 
 

@@ -39,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if command.debug:
+            raise
+        print(f"error: {error}; check the path, its permissions and the free space", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

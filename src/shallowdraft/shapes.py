@@ -18,6 +18,7 @@ ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OPT_POSITION_OFFSET = 2  # OPT's table of learned positions starts with two rows that are never used
 
+_DEFAULT_CONTEXT: dict[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "opt": 2048}
 _ARCHITECTURES: dict[Family, str] = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -82,6 +83,18 @@ class ModelShape:
     final_norm: bool = True
 
     def __post_init__(self) -> None:
+        counts = (
+            self.layers,
+            self.d_model,
+            self.heads,
+            self.ffn,
+            self.vocab,
+            self.kv_heads,
+            self.head_dim,
+            self.context,
+        )
+        if not all(isinstance(count, int) for count in counts) or not isinstance(self.norm_eps, float):
+            raise TypeError(f"sizes must be whole numbers and norm_eps a float, got {counts} and {self.norm_eps!r}")
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "embed_dim", self.embed_dim or self.d_model)
         if not self.head_dim:
@@ -95,6 +108,8 @@ class ModelShape:
             raise OptionError(f"every size of a shape must be at least 1, got {self}")
         if self.heads % self.kv_heads:
             raise OptionError(f"{self.heads} heads do not divide into {self.kv_heads} key/value heads")
+        if self.rope and self.head_dim % 2:
+            raise OptionError(f"a head is {self.head_dim} wide; rotary positions need an even width")
 
     def __str__(self) -> str:
         grouped = f"/{self.kv_heads}kv" if self.kv_heads != self.heads else ""
@@ -158,14 +173,14 @@ class ModelShape:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
         """The shape that a Hugging Face config.json describes; what is not supported is refused by name."""
-        family = _supported_family(config)
         try:
+            family = _supported_family(config)
             return (_from_opt if family == "opt" else _from_llama)(family, config)
         except KeyError as missing:
             raise UnsupportedModelError(
-                f"config.json of a {family} model lacks {missing}; it needs the fields that transformers writes"
+                f"config.json lacks {missing}; it needs the fields that transformers writes"
             ) from None
-        except TypeError as wrong:
+        except (TypeError, ValueError, AttributeError) as wrong:
             raise UnsupportedModelError(f"config.json has a field of the wrong type: {wrong}") from None
 
     def to_config(self) -> dict[str, Any]:
@@ -244,7 +259,7 @@ def _norm(ours: str, theirs: str, width: int) -> Iterator[tuple[str, tuple[Store
 
 def _supported_family(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
-    if not kind:
+    if not isinstance(kind, str):
         raise UnsupportedModelError(f"config.json has no model_type; supported are {SUPPORTED}")
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else "unknown"
@@ -273,7 +288,7 @@ def _from_llama(family: Family, config: Mapping[str, Any]) -> ModelShape:
         head_dim=config.get("head_dim") or (128 if family == "qwen3" else d_model // heads),
         ffn=config["intermediate_size"],
         vocab=config["vocab_size"],
-        context=config.get("max_position_embeddings", 2048),
+        context=config.get("max_position_embeddings", _DEFAULT_CONTEXT[family]),
         tied=bool(config.get("tie_word_embeddings", False)),
         activation=_activation(config.get("hidden_act", "silu")),
         norm_eps=config.get("rms_norm_eps", 1e-6),
@@ -322,7 +337,7 @@ def _activation(name: str) -> str:
 def _window(family: Family, config: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
     """The sliding window and the number of leading layers without one."""
     if family == "mistral":
-        return config.get("sliding_window"), 0
+        return config.get("sliding_window", 4096), 0
     if not config.get("use_sliding_window") or config.get("sliding_window") is None:
         return None, 0
     kinds = config.get("layer_types")
@@ -403,13 +418,14 @@ def _opt_config(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def parse(notation: str, *, vocab: int = 32000, context: int = 2048) -> ModelShape:
+def parse(notation: str, *, vocab: int | None = None, context: int | None = None) -> ModelShape:
     """A Llama shape from `layers x d_model / heads h [/ kv_heads kv] [/ head_dim hd] / ffn`, or one of `NAMED`.
 
-    `2x640/10h/1728`, `32x4096/32h/8kv/14336`, `5x2560/32h/128hd/11008`.
+    `2x640/10h/1728`, `32x4096/32h/8kv/14336`, `5x2560/32h/128hd/11008`. Without a vocabulary and a context: the named
+    shape's own, else 32,000 and 2,048.
     """
-    if notation.lower() in NAMED:
-        return NAMED[notation.lower()]
+    if named := NAMED.get(notation.lower()):
+        return replace(named, vocab=vocab or named.vocab, context=context or named.context)
     match = re.fullmatch(r"(\d+)x(\d+)/(\d+)h(?:/(\d+)kv)?(?:/(\d+)hd)?/(\d+)", notation)
     if not match:
         raise OptionError(
@@ -418,7 +434,15 @@ def parse(notation: str, *, vocab: int = 32000, context: int = 2048) -> ModelSha
         )
     layers, d_model, heads, kv_heads, head_dim, ffn = (int(group or 0) for group in match.groups())
     return ModelShape(
-        layers, d_model, heads, ffn, vocab, kv_heads=kv_heads, head_dim=head_dim, context=context, norm_eps=1e-5
+        layers,
+        d_model,
+        heads,
+        ffn,
+        vocab or 32000,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=context or 2048,
+        norm_eps=1e-5,
     )
 
 

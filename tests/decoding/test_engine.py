@@ -29,7 +29,7 @@ SYNCHRONISING = (
 
 
 class SynchronisingCalls(TorchDispatchMode):
-    """Counts calls that would make the host wait, copies between devices and boolean indexing included."""
+    """Counts calls that would make the host wait, boolean indexing included."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,13 @@
 import dataclasses
+import time
 
+import numpy as np
 import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.decoding.statistics import Statistics, Times, total
+from shallowdraft.decoding.statistics import Statistics, Times
+from shallowdraft.decoding.verification import verify_greedy, verify_sampled
 from shallowdraft.errors import NumericsError, OptionError, PromptError, VocabularyError
 from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_decoder
 from shallowdraft.shapes import ModelShape
@@ -91,6 +94,9 @@ def test_beyond_the_drafts_context_decoding_goes_on_plainly():
     assert speculative.stats.drafted < 6 * speculative.stats.iterations
     long = [7] * 60
     assert sd.generate(target, long, draft=draft, max_new_tokens=9).stats.drafted == 0
+    both = sd.generate(target, [[1, 2, 3], long], draft=draft, max_new_tokens=20)
+    assert both[0].stats.accepted > 0  # one long row does not end speculation for the others
+    assert both[1].token_ids == sd.generate(target, long, max_new_tokens=20).token_ids
 
 
 def test_statistics_count_what_was_kept(synthetic):
@@ -139,11 +145,11 @@ def test_several_prompts_are_the_quotient_of_sums():
     times = Times(1.0, 2.0, 3.0, 7.0)
     a = Statistics.derive(tokens=11, emitted=10, drafted=20, histogram=[1, 1, 3], times=times)
     b = Statistics.derive(tokens=3, emitted=2, drafted=2, histogram=[0, 1], times=times)
-    both = total([a, b], one_batch=False)
+    both = sd.total([a, b], one_batch=False)
     assert both.tar == 12 / 6
     assert both.acceptance_histogram == (1, 2, 3)
     assert (both.total_s, both.other_s) == (14.0, 2.0)
-    assert total([a, b], one_batch=True).total_s == 7.0
+    assert sd.total([a, b], one_batch=True).total_s == 7.0
 
 
 def test_streamed_pieces_make_up_the_result(writer, synthetic):
@@ -154,6 +160,23 @@ def test_streamed_pieces_make_up_the_result(writer, synthetic):
             assert "".join(piece.text for piece in seen) == pieces.result.text
             assert [piece.token_id for piece in seen if piece.token_id is not None] == pieces.result.token_ids
             assert sum(piece.drafted for piece in seen) == pieces.result.stats.accepted
+
+
+def test_a_stream_is_an_iterator_and_stops_its_clock_for_the_reader(synthetic):
+    pieces = sd.stream(synthetic.target, "x", draft=synthetic.draft, max_new_tokens=30)
+    assert isinstance(next(pieces), sd.Piece)
+    with pytest.raises(OptionError, match="not ended"):
+        _ = pieces.result
+    time.sleep(0.5)
+    assert len(list(pieces)) == 29
+    assert pieces.result.stats.total_s < 0.5
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, lambda ids: [np.int64(i) for i in ids]])
+def test_ids_may_be_arrays(synthetic, make):
+    expected = sd.generate(synthetic.target, [1, 2, 3], max_new_tokens=4).token_ids
+    assert sd.generate(synthetic.target, make([1, 2, 3]), max_new_tokens=4).token_ids == expected
+    assert sd.generate(synthetic.target, [make([1, 2, 3])], max_new_tokens=4)[0].token_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -169,6 +192,9 @@ def test_streamed_pieces_make_up_the_result(writer, synthetic):
         ("a", {"max_new_tokens": 0}, OptionError, "max_new_tokens"),
         ("a", {"temperature": -1.0}, OptionError, "temperature"),
         ("a", {"stop": [""]}, OptionError, "stop"),
+        ("a", {"lookahead": 2.5}, OptionError, "lookahead is 2.5"),
+        ("a", {"temperature": 1e-40}, OptionError, "temperature"),
+        ("\udcff", {}, PromptError, "not valid Unicode"),
     ],
 )
 def test_bad_input(synthetic, prompt, options, error, said):
@@ -189,13 +215,25 @@ def test_nan_logits_are_an_error(synthetic, temperature: float, poisoned: str):
     models = {"target": synthetic.target, "draft": synthetic.draft} | {
         poisoned: sd.Model("broken", broken, synthetic.target.tokenizer)
     }
-    if poisoned == "draft" and temperature == 0:
-        # a greedy draft only proposes: its NaNs cost speed, never correctness
-        out = sd.generate(models["target"], [5], draft=models["draft"], max_new_tokens=9)
-        assert out.token_ids == synthetic.walk(5, 9)
-        return
     with pytest.raises(NumericsError, match="NaN"):
         sd.generate(models["target"], [5], draft=models["draft"], max_new_tokens=9, temperature=temperature)
+
+
+def test_nan_where_nothing_is_emitted_is_no_error(synthetic):
+    """Logits behind a rejected token are void, and so is a row that has ended."""
+    logits = torch.zeros(1, 3, 4)
+    logits[0, 2] = float("nan")
+    assert verify_greedy(logits, torch.tensor([[1, 1]])).sound.tolist() == [True]
+    p = torch.full((1, 3, 4), 0.25)
+    p[0, 2] = float("nan")
+    rejected = verify_sampled(
+        p, torch.eye(4)[None, :2], torch.tensor([[0, 1]]), torch.full((1, 2), 0.9), torch.zeros(1)
+    )
+    assert (rejected.accepted.item(), rejected.sound.tolist()) == (0, [True])
+    row = synthetic.walk(5, 4)
+    decoder = random_decoder(SHAPE, seed=8)
+    out = sd.generate(sd.Model("m", decoder), [[1], [2]], max_new_tokens=3, stop_tokens=[row[0]])
+    assert len(out) == 2
 
 
 def test_a_prompt_of_text_needs_a_tokenizer():

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shallowdraft as sd
+from shallowdraft.errors import OptionError
 from shallowdraft.kernels import cpu
+from shallowdraft.models.checkpoint import load_decoder
 from shallowdraft.models.projection import Projection, best_packing
 
 needs_kernel = pytest.mark.skipif("panels" not in PACKINGS, reason="no C compiler on this machine")
@@ -61,11 +63,11 @@ def test_without_a_compiler_decoding_works_and_says_so(fresh, folder, monkeypatc
     with caplog.at_level(logging.WARNING):
         model = sd.load(folder("llama"))
         sd.load(folder("llama"))
-    assert [record.message for record in caplog.records if "no C compiler" in record.message] == [
-        "no C compiler found: decoding on the CPU uses PyTorch's operations and is slower; install gcc"
+    assert [record.message for record in caplog.records if "gcc" in record.message] == [
+        "gcc not found: decoding on the CPU uses PyTorch's operations and is slower; install gcc"
     ]
     assert model.decoder.native is None
-    assert best_packing(torch.float32, CPU) == "onednn"
+    assert best_packing(model.shape, torch.float32, CPU) == "onednn"
     assert sd.generate(model, [1, 2, 3], max_new_tokens=20).token_ids == expected
 
 
@@ -73,4 +75,22 @@ def test_a_compiler_that_fails_is_reported(fresh, monkeypatch, caplog):
     monkeypatch.setattr(cpu, "_FLAGS", ("-no-such-flag",))
     with caplog.at_level(logging.WARNING):
         assert cpu.library() is None
-    assert "cannot be built" in caplog.text or "no C compiler" in caplog.text
+    assert "cannot be built" in caplog.text or "gcc not found" in caplog.text
+
+
+@needs_kernel
+def test_the_default_dtype_does_not_matter(folder):
+    model = sd.load(folder("llama"))
+    expected = sd.generate(model, [1, 2, 3], max_new_tokens=20).token_ids
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert sd.generate(model, [1, 2, 3], max_new_tokens=20).token_ids == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("packing", [packing for packing in PACKINGS if packing != "none"])
+def test_a_packed_decoder_cannot_be_cast(folder, packing: str):
+    decoder = load_decoder(folder("llama"), dtype=torch.float32, device=CPU).pack(packing)
+    with pytest.raises(OptionError, match="packed decoder"):
+        decoder.to(torch.bfloat16)

@@ -49,7 +49,7 @@ def test_old_bin_files(kind: str, folder, tmp_path: Path):
     model = random_reference(kind)
     names = {name.removeprefix("model.") if kind == "opt" else name: t for name, t in model.state_dict().items()}
     names["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
-    torch.save(names, tmp_path / "pytorch_model.bin")
+    torch.save(names, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=kind == "llama")
     model.config.save_pretrained(tmp_path)
     assert same_weights(sd.load(tmp_path), sd.load(folder(kind)))
 
@@ -178,6 +178,26 @@ BREAKAGES = {
         lambda f: rewrite_weights(f, lambda t: t.update({"lora_A": torch.ones(9)})),
         CheckpointError,
         "tensor lora_A not part of a llama model",
+    ),
+    "quantised weights without saying so": (
+        lambda f: rewrite_weights(f, lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)})),
+        UnsupportedModelError,
+        "stored as I8",
+    ),
+    "an index that is none": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}'),
+        CheckpointError,
+        "no weight_map",
+    ),
+    "a bin file of something else": (
+        lambda f: ((f / "model.safetensors").unlink(), torch.save([1, 2], f / "pytorch_model.bin")),
+        CheckpointError,
+        "holds no map",
+    ),
+    "an empty bin file": (
+        lambda f: ((f / "model.safetensors").unlink(), (f / "pytorch_model.bin").write_bytes(b"")),
+        CheckpointError,
+        "not readable as plain tensors",
     ),
     "another model's config": (
         lambda f: rewrite_config(f, num_hidden_layers=5),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -42,12 +44,24 @@ def test_half_precision_follows_the_same_walk(tmp_path):
         (TARGET, ModelShape(1, 16, 2, 32, 400), 0.5, "vocabularies are 512 and 400"),
         (ModelShape(1, 16, 2, 32, 64), ModelShape(1, 16, 2, 32, 64), 0.5, "at least 320"),
         (TARGET, DRAFT, 1.5, "agreement is 1.5"),
-        (NAMED["opt-350m"], DRAFT, 0.5, "the target of a synthetic pair"),
+        (ModelShape(1, 4, 2, 8, 4096), ModelShape(1, 64, 2, 32, 4096), 0.5, "too narrow"),
     ],
 )
 def test_impossible_pairs_are_refused(target, draft, agreement: float, said: str):
     with pytest.raises(OptionError, match=said):
         make_pair(target, draft, agreement)
+
+
+@pytest.mark.parametrize("name", ["opt-350m", "opt-125m", "tiny-llama-1.1b"])
+def test_any_family_can_be_a_target(name: str):
+    """Tied, post-norm, with a projected embedding, grouped: shrunk versions of known shapes."""
+    small = {"layers": 2, "d_model": 64, "heads": 4, "ffn": 96, "vocab": 512, "head_dim": 16, "context": 300}
+    known = NAMED[name]
+    embed_dim = 32 if known.embed_dim != known.d_model else 64
+    shape = replace(known, **small, kv_heads=2 if known.kv_heads != known.heads else 4, embed_dim=embed_dim)
+    pair = make_pair(shape, DRAFT, 0.7)
+    out = sd.generate(pair.target, [9], draft=pair.draft, max_new_tokens=200)
+    assert out.token_ids == pair.walk(9, 200)
 
 
 def test_seeds_give_different_weights():

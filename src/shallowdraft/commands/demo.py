@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from shallowdraft import shapes
 from shallowdraft.commands.options import ModelCommand
+from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
+    from shallowdraft.decoding.divergence import Divergence
     from shallowdraft.decoding.statistics import Statistics
 
 TARGET_SHAPE = "11x640/10h/1728"  # 60 M parameters
@@ -34,9 +36,12 @@ class Demo(ModelCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
+        from shallowdraft.decoding.divergence import explain
         from shallowdraft.decoding.statistics import total
         from shallowdraft.models.synthetic import make_pair
 
+        if self.max_new_tokens < 2 or self.repeats < 1:
+            raise OptionError("the demo needs --max-new-tokens of at least 2 and --repeats of at least 1")
         self.set_threads()
         pair = make_pair(
             shapes.parse(TARGET_SHAPE, vocab=VOCABULARY), shapes.parse(DRAFT_SHAPE, vocab=VOCABULARY), self.agreement
@@ -45,19 +50,24 @@ class Demo(ModelCommand):
             target, draft = (sd.load(path, self.dtype, self.device) for path in pair.save(Path(folder)))
         prompt = "A shallow-draft boat is wide and flat; so is a good draft model."
         plain, speculative = [], []
-        for _ in range(max(1, self.repeats)):
+        for _ in range(self.repeats):
             plain.append(sd.generate(target, prompt, max_new_tokens=self.max_new_tokens))
             speculative.append(
                 sd.generate(target, prompt, draft=draft, lookahead=self.lookahead, max_new_tokens=self.max_new_tokens)
             )
+        differences = [explain(target, target.encode(prompt), plain[0].token_ids, run.token_ids) for run in speculative]
         runs = [total([run.stats for run in side], one_batch=False) for side in (plain, speculative)]
-        identical = all(run.token_ids == plain[0].token_ids for run in plain + speculative)
-        _show(*runs, lookahead=self.lookahead, expected_tar=pair.tar(self.lookahead), identical=identical)
-        return 0 if identical else 1
+        _show(*runs, lookahead=self.lookahead, expected_tar=pair.tar(self.lookahead), found=differences[0])
+        return 0 if all(found is None or found.tie for found in differences) else 1
 
 
 def _show(
-    plain: "Statistics", speculative: "Statistics", *, lookahead: int, expected_tar: float, identical: bool
+    plain: "Statistics",
+    speculative: "Statistics",
+    *,
+    lookahead: int,
+    expected_tar: float,
+    found: "Divergence | None",
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -73,7 +83,7 @@ def _show(
     console = Console(highlight=False)
     console.print(table)
     ratio = speculative.decode_tokens_per_s / plain.decode_tokens_per_s
-    outputs = "outputs are identical" if identical else "OUTPUTS DIFFER: this is a bug, please report it"
+    outputs = "outputs are identical" if found is None else str(found)
     console.print(
         f"{ratio:.2f}x faster at {speculative.acceptance_rate:.0%} acceptance "
         f"(TAR {speculative.tar:.2f}, over the whole vocabulary {expected_tar:.2f}); {outputs}.",

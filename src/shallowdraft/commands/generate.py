@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand
+from shallowdraft.commands.options import ModelCommand, Name, Number
 
 if TYPE_CHECKING:
     from shallowdraft.decoding.generation import Generation, Stream
@@ -25,7 +25,7 @@ class Generate(ModelCommand):
     """Checkpoint folder or hub id of the model whose output you want."""
     prompt: str
     """The text to continue."""
-    draft: str | None = None
+    draft: Name = None
     """Checkpoint folder or hub id of a smaller model with the same vocabulary. Without one: plain decoding."""
     lookahead: int = 5
     """Draft tokens an iteration, 1 to 32."""
@@ -33,9 +33,9 @@ class Generate(ModelCommand):
     """Stop after this many tokens."""
     temperature: float = 0.0
     """0 takes the most likely token each time; above 0 draws."""
-    top_k: int | None = None
+    top_k: Number = None
     """Draw from the K most likely tokens only."""
-    top_p: float | None = None
+    top_p: Annotated[float | None, tyro.conf.arg(metavar="P")] = None
     """Draw from the most likely tokens that together reach probability P."""
     seed: int = 0
     """Seed of the draws."""
@@ -48,27 +48,28 @@ class Generate(ModelCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
+        from shallowdraft.decoding.generation import Options, Settings
 
         self.set_threads()
+        options: Options = {
+            "lookahead": self.lookahead,
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": self.stop,
+        }
+        Settings(**options)  # a wrong option is found before a model is loaded
         target = sd.load(self.target, self.dtype, self.device)
-        draft = None if self.draft is None else sd.load(self.draft, self.dtype, self.device)
+        if self.draft is not None:
+            options["draft"] = sd.load(self.draft, self.dtype, self.device)
         prompt = target.encode_chat([{"role": "user", "content": self.prompt}]) if self.chat else self.prompt
-        pieces = sd.stream(
-            target,
-            prompt,
-            draft=draft,
-            lookahead=self.lookahead,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=self.stop,
-        )
+        pieces = sd.stream(target, prompt, **options)
         if self.json_output:
             print(json.dumps(_as_json(_drain(pieces)), ensure_ascii=False))
         else:
-            _show(pieces, speculative=draft is not None)
+            _show(pieces, speculative=self.draft is not None)
         return 0
 
 
@@ -94,9 +95,12 @@ def _show(pieces: "Stream", *, speculative: bool) -> None:
 
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     for piece in pieces:
-        out.print(Text(piece.text, style="green" if piece.drafted else ""), end="")
+        if out.is_terminal:
+            out.print(Text(piece.text, style="green" if piece.drafted else ""), end="")
+        else:
+            sys.stdout.write(piece.text)  # as it is: rich would turn tabs into spaces
         sys.stdout.flush()
-    out.print()
+    print()
     err.print(_summary(pieces.result, speculative), style="dim")
 
 

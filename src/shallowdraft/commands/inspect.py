@@ -1,18 +1,23 @@
 """shallowdraft inspect: what a checkpoint is and costs, and whether two share a vocabulary."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from shallowdraft.commands.options import Command
+from shallowdraft.commands.options import ModelCommand
+from shallowdraft.errors import OptionError
 from shallowdraft.shapes import NAMED, ModelShape
+
+if TYPE_CHECKING:
+    from shallowdraft.models.vocabulary import VocabularyCheck
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspect(Command):
+class Inspect(ModelCommand):
     """Print a model's shape with what it costs and, for two models, whether they share a vocabulary.
 
     Reads config, tokenizer and the headers of the weights, not the weights. The shapes of the paper can be given by
@@ -21,37 +26,67 @@ class Inspect(Command):
 
     model: tyro.conf.Positional[str]
     """Checkpoint folder, hub id, or the name of a known shape such as noft-wide-796m."""
-    draft: Annotated[str | None, tyro.conf.Positional] = None
+    draft: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DRAFT")] = None
     """A second one, to be its draft."""
     context: int = 1024
-    """Attended tokens for the attention's share of the FLOPs and for the cache."""
+    """Tokens of context, for the cache and the attention's share of the FLOPs."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object."""
 
     def run(self) -> int:
-        names = [self.model] + ([self.draft] if self.draft else [])
-        models = [_costs(name, _shape(name), self.context) for name in names]
-        check = _check(*names) if len(names) == 2 else None
+        from shallowdraft.models.memory import dtype_name, free_bytes
+        from shallowdraft.models.model import resolve_device, resolve_dtype
+
+        if self.context < 1:
+            raise OptionError(f"context is {self.context}; it must be at least 1")
+        device = resolve_device(self.device)
+        dtype = dtype_name(resolve_dtype(self.dtype, device))
+        found = [_Inspected.find(name) for name in (self.model, self.draft) if name is not None]
+        check = found[0].vocabulary_check(found[1]) if len(found) == 2 else None
+        report = {
+            "models": [_costs(one, dtype, self.context) for one in found],
+            "vocabulary": None if check is None else asdict(check),
+            "device": str(device),
+            "dtype": dtype,
+            "free_bytes": free_bytes(device),
+        }
         if self.json_output:
-            print(json.dumps({"models": models, "vocabulary": None if check is None else asdict(check)}))
+            print(json.dumps(report))
         else:
-            _show(models, None if check is None else f"vocabulary: {check.relation} ({check.detail})")
+            _show(report, self.context)
         if check is not None:
             check.require()
         return 0
 
 
-def _shape(name: str) -> ModelShape:
-    if name.lower() in NAMED and not Path(name).is_dir():
-        return NAMED[name.lower()]
-    from shallowdraft.models.checkpoint import check_folder, find_folder
+@dataclass(frozen=True)
+class _Inspected:
+    """A model by its name: a known shape, or a folder that was looked into."""
 
-    return check_folder(find_folder(name))
+    name: str
+    shape: ModelShape
+    folder: Path | None
+
+    @classmethod
+    def find(cls, name: str) -> "_Inspected":
+        from shallowdraft.models.checkpoint import check_folder, find_folder, read_shape
+
+        if name.lower() in NAMED and not Path(name).is_dir():
+            return cls(name, NAMED[name.lower()], None)
+        folder = find_folder(name, weights=False)
+        return cls(name, check_folder(folder) if Path(name).is_dir() else read_shape(folder), folder)
+
+    def vocabulary_check(self, draft: "_Inspected") -> "VocabularyCheck":
+        from shallowdraft.models.vocabulary import compare, load_tokenizer, vocabulary_of
+
+        maps = [None if one.folder is None else vocabulary_of(load_tokenizer(one.folder)) for one in (self, draft)]
+        return compare(maps[0], maps[1], self.shape.vocab, draft.shape.vocab)
 
 
-def _costs(name: str, shape: ModelShape, context: int) -> dict[str, Any]:
+def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
+    shape = found.shape
     return {
-        "name": name,
+        "name": found.name,
         "family": shape.family,
         "shape": str(shape),
         "layers": shape.layers,
@@ -64,37 +99,36 @@ def _costs(name: str, shape: ModelShape, context: int) -> dict[str, Any]:
         "context": shape.context,
         "tied": shape.tied,
         "parameters": shape.parameters,
-        "weight_bytes": {dtype: shape.weight_bytes(dtype) for dtype in ("float32", "bfloat16")},
-        "pass_bytes": {dtype: shape.pass_bytes(dtype) for dtype in ("float32", "bfloat16")},
-        "kv_bytes_per_token": {dtype: shape.kv_bytes_per_token(dtype) for dtype in ("float32", "bfloat16")},
+        "weight_bytes": shape.weight_bytes(dtype),
+        "pass_bytes": shape.pass_bytes(dtype),
+        "kv_bytes_per_token": shape.kv_bytes_per_token(dtype),
+        "kv_bytes": shape.kv_bytes_per_token(dtype) * context,
         "flops_per_token": shape.flops_per_token(context),
     }
 
 
-def _check(target: str, draft: str) -> Any:
-    from shallowdraft.models.vocabulary import compare, load_tokenizer
-
-    maps = []
-    for name in (target, draft):
-        tokenizer = load_tokenizer(Path(name)) if Path(name).is_dir() else None
-        maps.append(None if tokenizer is None else tokenizer.get_vocab())
-    return compare(maps[0], maps[1], _shape(target).vocab, _shape(draft).vocab)
-
-
-def _show(models: list[dict[str, Any]], vocabulary: str | None) -> None:
+def _show(report: dict[str, Any], context: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    models, dtype = report["models"], report["dtype"]
     table = Table()
-    table.add_column("")
+    table.add_column(f"in {dtype}")
     for model in models:
         table.add_column(model["name"], justify="right", overflow="fold")
     for label, cell in _ROWS.items():
-        table.add_row(label, *(cell(model) for model in models))
+        table.add_row(label.format(context=f"{context:,}"), *(cell(model) for model in models))
     console = Console(highlight=False)
     console.print(table)
-    if vocabulary:
-        console.print(vocabulary, soft_wrap=True)
+    needed = sum(model["weight_bytes"] + model["kv_bytes"] for model in models)
+    if report["free_bytes"] is not None:
+        fits = "fits" if needed <= report["free_bytes"] else "does NOT fit"
+        console.print(
+            f"weights and cache: {_bytes(needed)}; free on {report['device']}: {_bytes(report['free_bytes'])}: {fits}",
+            soft_wrap=True,
+        )
+    if check := report["vocabulary"]:
+        console.print(f"vocabulary: {check['relation']} ({check['detail']})", soft_wrap=True)
 
 
 def _bytes(count: float) -> str:
@@ -105,19 +139,15 @@ def _bytes(count: float) -> str:
     return f"{count:,.2f} GiB"
 
 
-def _both(field: str) -> Any:
-    return lambda model: f"{_bytes(model[field]['float32'])} / {_bytes(model[field]['bfloat16'])}"
-
-
-_ROWS: dict[str, Any] = {
+_ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "family": lambda m: m["family"],
-    "shape (layers x d_model / heads / ffn)": lambda m: m["shape"],
+    "layers x d_model / heads / ffn": lambda m: m["shape"],
     "key/value heads x head width": lambda m: f"{m['kv_heads']} x {m['head_dim']}",
     "vocabulary": lambda m: f"{m['vocab']:,}" + (" (tied)" if m["tied"] else ""),
-    "context": lambda m: f"{m['context']:,}",
+    "longest context": lambda m: f"{m['context']:,}",
     "parameters": lambda m: f"{m['parameters']:,}",
-    "weights, float32 / bf16": _both("weight_bytes"),
-    "read by a pass, float32 / bf16": _both("pass_bytes"),
-    "cache a token, float32 / bf16": _both("kv_bytes_per_token"),
-    "FLOPs a token": lambda m: f"{m['flops_per_token']:,}",
+    "weights": lambda m: _bytes(m["weight_bytes"]),
+    "read by a pass": lambda m: _bytes(m["pass_bytes"]),
+    "cache of {context} tokens": lambda m: _bytes(m["kv_bytes"]),
+    "FLOPs a token at {context}": lambda m: f"{m['flops_per_token']:,}",
 }

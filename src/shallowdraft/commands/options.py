@@ -1,6 +1,15 @@
 """Options that commands share."""
 
+import os
 from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
+
+from shallowdraft.errors import OptionError
+
+Name = Annotated[str | None, arg(metavar="NAME")]
+Number = Annotated[int | None, arg(metavar="N")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +28,18 @@ class Command:
 class ModelCommand(Command):
     """What every command takes that loads a model."""
 
-    dtype: str | None = None
+    dtype: Name = None
     """float32, bfloat16 or float16. Default: float32 on a CPU, bfloat16 on CUDA."""
-    device: str | None = None
+    device: Name = None
     """cpu, cuda or cuda:N. Default: CUDA where there is one."""
-    threads: int | None = None
+    threads: Number = None
     """CPU threads. Default: one a core."""
 
     def set_threads(self) -> None:
         import torch
 
-        from shallowdraft.errors import OptionError
-
+        cores = os.cpu_count() or 1
         if self.threads is not None:
-            if self.threads < 1:
-                raise OptionError(f"threads is {self.threads}; it must be at least 1")
+            if not 1 <= self.threads <= cores:
+                raise OptionError(f"threads is {self.threads}; it must be 1 to {cores}, the number of cores here")
             torch.set_num_threads(self.threads)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shallowdraft import shapes
-from shallowdraft.commands.options import Command
+from shallowdraft.commands.options import ModelCommand, Number
 from shallowdraft.errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair(Command):
+class Pair(ModelCommand):
     """Make a synthetic target and draft that agree on a chosen share of tokens: full work, known output, no training.
 
     Example: shallowdraft pair --target-shape 11x640/10h/1728 --draft-shape 2x256/4h/688 --agreement 0.8 --out pair
@@ -25,21 +25,27 @@ class Pair(Command):
     """Share of tokens on which the two agree, 0 to 1."""
     vocab: int = 4096
     """Tokens in the vocabulary, at least 320."""
-    context: int = 2048
-    """Longest text in tokens."""
+    context: Number = None
+    """Longest text in tokens. Default: 2048, or the named shape's own."""
     seed: int = 0
     """Seed of weights and agreement."""
 
     def run(self) -> int:
+        from shallowdraft.models.model import resolve_device, resolve_dtype
         from shallowdraft.models.synthetic import make_pair
 
+        self.set_threads()
+        dtype = resolve_dtype(self.dtype or "float32", resolve_device(self.device))
         out = Path(self.out)
         if any((out / role).exists() for role in ("target", "draft")):
             raise OptionError(f"{out} already holds a target or a draft; name another folder")
-        size = {"vocab": self.vocab, "context": self.context}
-        target, draft = shapes.parse(self.target_shape, **size), shapes.parse(self.draft_shape, **size)
-        pair = make_pair(target, draft, self.agreement, seed=self.seed)
-        for role, folder, shape in zip(("target", "draft"), pair.save(out), (target, draft), strict=True):
+        target, draft = (
+            shapes.parse(shape, vocab=self.vocab, context=self.context)
+            for shape in (self.target_shape, self.draft_shape)
+        )
+        pair = make_pair(target, draft, self.agreement, seed=self.seed).to(dtype)
+        for role, folder, model in zip(("target", "draft"), pair.save(out), (pair.target, pair.draft), strict=True):
+            shape = model.shape
             print(f"{role}: {folder} ({shape}, {shape.parameters:,} parameters)")
         tars = ", ".join(f"{pair.tar(d):.2f} at lookahead {d}" for d in (1, 3, 5, 7))
         print(f"agreement {pair.agrees.double().mean():.1%}; TAR {tars}")

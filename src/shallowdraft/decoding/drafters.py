@@ -53,19 +53,19 @@ class ModelDrafter:
     def propose(self, state: State, uniforms: Tensor) -> Proposal:
         # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
         tokens, positions = state.tail(2)
-        drafted: list[Tensor] = []
-        laws: list[Tensor] = []
+        drafted, largest, laws = [], [], []
         for step in range(self.lookahead):
             hidden = self.decoder(tokens, positions, self.cache, state.span)
             logits = self._in_target_vocabulary(self.decoder.head(hidden[:, -1]))
-            if self.sampling.greedy:
-                token = logits.argmax(-1)
-            else:
+            best, token = logits.max(-1)
+            if not self.sampling.greedy:
                 laws.append(probabilities(logits, self.sampling))
                 token = draw(laws[-1], uniforms[:, step])
             drafted.append(token)
+            largest.append(best)
             tokens, positions = token[:, None], positions[:, -1:] + 1
-        return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1) if laws else None)
+        sound = torch.stack(largest, 1).isfinite().all(1)
+        return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1) if laws else None, sound)
 
     def _in_target_vocabulary(self, logits: Tensor) -> Tensor:
         """Cut or pad logits [B, V'] to the target's vocabulary; ids that either lacks are never proposed."""

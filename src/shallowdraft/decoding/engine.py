@@ -37,7 +37,6 @@ class Engine:
     ) -> None:
         self.target, self.drafter, self.sampling = target, drafter, sampling
         self.state = new_state(prompts, limits, drafter.lookahead, target.device)
-        self.cache = target.new_cache(*self.state.tokens.shape)
         steps = max(limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True))
         self.noise = Noise(sampling, len(prompts), drafter.lookahead, steps, target.device)
         self.clock = Clock(target.device)
@@ -49,6 +48,7 @@ class Engine:
     def prefill(self) -> Verdict:
         """Read the prompts and emit each row's first token."""
         with self.clock.phase("prefill"):
+            self.cache = self.target.new_cache(*self.state.tokens.shape)
             hidden = fill(self.target, self.cache, self.state)
             if self._within_draft_context():
                 self.drafter.prefill(self.state)
@@ -98,7 +98,8 @@ class Engine:
         self.state.longest = min(max(self._lengths) + unread, max(self._limits))
 
     def _within_draft_context(self) -> bool:
-        return self._draft_context is None or self.state.longest + self.drafter.lookahead <= self._draft_context
+        """Whether some row is still short enough for the draft; to a longer one it proposes in vain, no more."""
+        return self._draft_context is None or min(self._lengths) + self.drafter.lookahead <= self._draft_context
 
 
 class _Message:

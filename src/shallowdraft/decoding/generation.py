@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal, TypedDict, Unpack, cast, overload
 
 from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
@@ -48,10 +49,11 @@ class Settings:
     stop_tokens: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
+        if not isinstance(self.lookahead, int) or not 1 <= self.lookahead <= MAX_LOOKAHEAD:
             raise OptionError(f"lookahead is {self.lookahead}; it must be 1 to {MAX_LOOKAHEAD}")
-        if self.max_new_tokens < 1:
-            raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+            raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number of at least 1")
+        _ = self.sampling  # checks the rest
         if isinstance(self.stop, str) or "" in self.stop:
             raise OptionError("stop must be a list of strings, none of them empty")
 
@@ -116,13 +118,21 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
 class Stream:
     """An iterator over the pieces of a continuation; `result` is there when it has ended."""
 
-    result: Generation
-
     def __init__(self, run: "_Run") -> None:
         self._pieces = self._decode(run)
+        self._result: Generation | None = None
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    @property
+    def result(self) -> Generation:
+        if self._result is None:
+            raise OptionError("the stream has not ended yet; iterate to its end, then read its result")
+        return self._result
 
     def _decode(self, run: "_Run") -> Iterator[Piece]:
         row, shown = run.rows[0], 0
@@ -131,7 +141,7 @@ class Stream:
             shown = len(row.pieces)
         if row.text is not None and (rest := row.text.flush()):
             yield Piece(rest, None, drafted=False)
-        self.result = run.results()[0]
+        self._result = run.results()[0]
 
 
 @dataclass
@@ -180,8 +190,7 @@ class _Run:
         encoded = [_encode(target, prompt) for prompt in prompts]
         self.rows = [_new_row(target, settings, len(ids), pieces) for ids in encoded]
         limits = [len(ids) + row.max_new_tokens for ids, row in zip(encoded, self.rows, strict=True)]
-        self._begin_s = time.perf_counter()
-        self._end_s = self._begin_s
+        self._total_s = 0.0
         draft = settings.draft
         self.engine = Engine(
             target.decoder,
@@ -193,25 +202,25 @@ class _Run:
         )
 
     def iterations(self) -> Iterator[None]:
-        """Decode until every row has ended, pausing after each iteration."""
+        """Decode until every row has ended, pausing after each iteration; the clock stops while the caller works."""
+        begin_s = time.perf_counter()
         for iteration, emitted in enumerate(self.engine.run()):
             for row, (accepted, *tokens) in zip(self.rows, emitted, strict=True):
-                if accepted == UNSOUND:
-                    raise NumericsError(self._unsound())
                 if row.finish_reason is None:
+                    if accepted == UNSOUND:
+                        raise NumericsError(self._unsound())
                     kept = row.take(accepted, tokens)
                     if iteration > 0:  # what prefill yields is no iteration's
                         row.count(accepted, kept, drafted=len(tokens) - 1)
-            self._end_s = time.perf_counter()
+            self._total_s += time.perf_counter() - begin_s
             yield
+            begin_s = time.perf_counter()
             if all(row.finish_reason for row in self.rows):
                 return
 
     def results(self) -> list[Generation]:
         clock = self.engine.clock
-        times = Times(
-            clock.seconds("prefill"), clock.seconds("draft"), clock.seconds("verify"), self._end_s - self._begin_s
-        )
+        times = Times(clock.seconds("prefill"), clock.seconds("draft"), clock.seconds("verify"), self._total_s)
         return [self._result(row, times) for row in self.rows]
 
     def _result(self, row: _Row, times: Times) -> Generation:
@@ -236,7 +245,10 @@ class _Run:
 
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+    """Text, or token ids as integers, an array or a tensor of one dimension; not a list of such."""
+    if isinstance(prompt, str) or not len(prompt):
+        return isinstance(prompt, str)
+    return isinstance(prompt[0], Integral) or getattr(prompt[0], "ndim", None) == 0
 
 
 def _encode(target: Model, prompt: Prompt) -> list[int]:

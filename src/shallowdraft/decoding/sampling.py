@@ -11,6 +11,8 @@ from torch import Tensor
 
 from shallowdraft.errors import OptionError
 
+SMALLEST_TEMPERATURE = 1e-4  # below it logits divided by it overflow
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -22,8 +24,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise OptionError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+        if not (
+            math.isfinite(self.temperature) and (self.temperature == 0 or self.temperature >= SMALLEST_TEMPERATURE)
+        ):
+            raise OptionError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or at least {SMALLEST_TEMPERATURE:g}"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise OptionError(f"top_k is {self.top_k}; it must be at least 1, or left out to keep every token")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -75,7 +75,8 @@ class Statistics:
             prefill_s=times.prefill_s,
             draft_s=times.draft_s,
             verify_s=times.verify_s,
-            other_s=decode_s - times.draft_s - times.verify_s,
+            # on a GPU the phases may include an iteration that was still running at the end
+            other_s=max(0.0, decode_s - times.draft_s - times.verify_s),
             total_s=times.total_s,
             tokens_per_s=_ratio(tokens, times.total_s),
             decode_tokens_per_s=_ratio(emitted, decode_s),

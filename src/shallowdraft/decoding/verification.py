@@ -3,7 +3,7 @@
 Shapes: B rows, d lookahead, V vocabulary. Position j of p is the target's law of the token that follows proposal j - 1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ class Proposal:
 
     tokens: Tensor
     q: Tensor | None = None
+    sound: Tensor | None = None
+    """[B] whether every logit behind it was a number."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,19 @@ class Verdict:
 def verify(logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor) -> Verdict:
     """Judge a proposal by the target's logits [B, d + 1, V]; `coins` [B, d] and `last` [B] are uniform in [0, 1)."""
     if sampling.greedy:
-        return verify_greedy(logits, proposal.tokens)
-    p = probabilities(logits, sampling)
-    q = proposal.q if proposal.q is not None else p[:, :0]
-    return verify_sampled(p, q, proposal.tokens, coins, last)
+        verdict = verify_greedy(logits, proposal.tokens)
+    else:
+        p = probabilities(logits, sampling)
+        q = proposal.q if proposal.q is not None else p[:, :0]
+        verdict = verify_sampled(p, q, proposal.tokens, coins, last)
+    return verdict if proposal.sound is None else replace(verdict, sound=verdict.sound & proposal.sound)
 
 
 def verify_greedy(logits: Tensor, proposed: Tensor) -> Verdict:
     """Accept while the proposal is the target's most likely token."""
     best, choice = logits.max(-1)
     accepted = (proposed == choice[:, :-1]).cumprod(1).sum(1)
-    return Verdict(choice, accepted, best.isfinite().all(1))
+    return Verdict(choice, accepted, _sound(best, accepted))
 
 
 def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Tensor) -> Verdict:
@@ -60,5 +64,10 @@ def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: 
     empty = residual.sum(-1, keepdim=True) <= 0
     token = draw(torch.where(empty, p_next, residual), last)
     tokens = torch.nn.functional.pad(proposed, (0, 1)).scatter(1, accepted[:, None], token[:, None])
-    sound = p.sum((1, 2)).isfinite() & q.sum((1, 2)).isfinite()
-    return Verdict(tokens, accepted, sound)
+    return Verdict(tokens, accepted, _sound(p.sum(-1), accepted))
+
+
+def _sound(numbers: Tensor, accepted: Tensor) -> Tensor:
+    """Whether one number a position [B, d + 1] is finite wherever it decided a token; behind those it is void."""
+    void = torch.arange(numbers.shape[1], device=numbers.device) > accepted[:, None]
+    return (numbers.isfinite() | void).all(1)

@@ -12,14 +12,13 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16
+/* LANES (floats in a vector, 16) and QUERIES (of a head that share one reading of its keys, 6) come from cpu.py. */
 #define PANEL (2 * LANES)
 #ifdef __AVX512F__
 #define TILE 8 /* rows whose 2 * TILE accumulators stay in registers */
 #else
 #define TILE 3
 #endif
-#define QUERIES 6 /* queries of a head that share one reading of its keys and values */
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));

@@ -14,11 +14,12 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-LANES, PANEL = 16, 32
-QUERIES = 6
+LANES, QUERIES = 16, 6
+PANEL = 2 * LANES
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
 _SOURCE = Path(__file__).with_name("cpu.c")
-_FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+_SIZES = (f"-DLANES={LANES}", f"-DQUERIES={QUERIES}")
+_FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", *_SIZES)
 
 
 class Product(Structure):
@@ -62,9 +63,9 @@ class Model(Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they cannot be built; said once."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = shutil.which("gcc")  # its OpenMP is the one that PyTorch brings; a second one would fight for the cores
     if compiler is None:
-        log.warning("no C compiler found: decoding on the CPU uses PyTorch's operations and is slower; install gcc")
+        log.warning("gcc not found: decoding on the CPU uses PyTorch's operations and is slower; install gcc")
         return None
     try:
         loaded = ctypes.CDLL(str(_built(compiler)))
@@ -83,7 +84,7 @@ def library() -> ctypes.CDLL | None:
 
 def _built(compiler: str) -> Path:
     """The shared library for this source, compiler and processor, compiled if it is not in the user's cache yet."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "shallowdraft"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shallowdraft"
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     key = "\n".join((_SOURCE.read_text(), " ".join(_FLAGS), version, _processor()))
     path = folder / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from shallowdraft.models.memory import require_memory
+from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.shapes import ModelShape, Rope
 
 
@@ -16,7 +16,7 @@ class KVCache:
     """Slots for the keys and values of every layer and row, and the rotary tables for as many positions."""
 
     def __init__(self, shape: ModelShape, rows: int, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        per_token = shape.kv_bytes_per_token(str(dtype).removeprefix("torch."))
+        per_token = shape.kv_bytes_per_token(dtype_name(dtype))
         require_memory(rows * slots * per_token, device, f"a cache of {rows} x {slots} tokens")
         size = (shape.layers, 2, rows, shape.kv_heads, slots, shape.head_dim)
         # Zeros, not empty: a masked slot still takes part in a product, and 0 * NaN is NaN.

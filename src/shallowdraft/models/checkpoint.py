@@ -5,6 +5,7 @@ Everything is checked against the shape's layout before any weight is read, so t
 
 import json
 import pickle
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,14 +17,18 @@ from huggingface_hub import save_torch_state_dict, snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shallowdraft.errors import CheckpointError
+from shallowdraft.errors import CheckpointError, UnsupportedModelError
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.models.memory import require_memory
-from shallowdraft.shapes import ModelShape, Stored
+from shallowdraft.models.memory import dtype_name, require_memory
+from shallowdraft.shapes import DTYPE_BYTES, ModelShape, Stored
+
+SHORT_TEXT = 1024  # tokens of cache that a model is checked for before it is loaded
 
 # Tensors that old checkpoints carry and that follow from the config.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
-_SIDE_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+_SIDE_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+_ELSEWHERE = ["*/*", "consolidated*"]  # other formats of the same weights
+_FLOATS = ("F32", "BF16", "F16", "F64", "torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,11 @@ class _Source:
     """A tensor that can be read when it is wanted."""
 
     size: tuple[int, ...]
+    dtype: str
     read: Callable[[], Tensor]
 
 
-def find_folder(name: str | Path) -> Path:
+def find_folder(name: str | Path, *, weights: bool = True) -> Path:
     """A local folder as it is, or a hub id through huggingface_hub's cache; works offline once cached."""
     if Path(name).is_dir():
         return Path(name)
@@ -44,11 +50,12 @@ def find_folder(name: str | Path) -> Path:
             f"{text}: no such folder; give a folder with config.json and weights, or a hub id like org/name"
         )
     try:
-        folder = Path(snapshot_download(text, allow_patterns=[*_SIDE_FILES, "*.safetensors"]))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(text, allow_patterns=[*_SIDE_FILES, "*.bin"]))
+        for wanted in ("*.safetensors", "*.bin") if weights else ("config.json",):
+            folder = Path(snapshot_download(text, allow_patterns=[*_SIDE_FILES, wanted], ignore_patterns=_ELSEWHERE))
+            if any(folder.glob(wanted)):
+                break
     except Exception as error:  # huggingface_hub raises a different class for each of a dozen causes
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise CheckpointError(
             f"{text}: no such folder, and the hub gave no such model ({reason}); "
             "check the name, the network and HF_TOKEN, or download it first"
@@ -68,6 +75,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def first_line(error: Exception) -> str:
+    """What an error of a library says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def read_shape(folder: Path) -> ModelShape:
     return ModelShape.from_config(read_json(folder / "config.json"))
 
@@ -85,12 +97,19 @@ def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device) -> D
     shape = read_shape(folder)
     with _sources(folder) as sources, torch.inference_mode(False):
         _check(folder, shape, sources)
-        require_memory(shape.weight_bytes(str(dtype).removeprefix("torch.")), device, f"{folder.name} ({shape})")
+        require_memory(_bytes_to_decode(shape, dtype), device, f"{folder.name} ({shape}, {dtype_name(dtype)})")
         state = {
             name: torch.cat([_read(folder, part, sources).to(device, dtype) for part in parts])
             for name, parts in shape.layout().items()
         }
     return assemble(shape, state)
+
+
+def _bytes_to_decode(shape: ModelShape, dtype: torch.dtype) -> int:
+    """Weights, a tied head's second, packed copy, and the cache of a short text."""
+    name = dtype_name(dtype)
+    head = shape.vocab * shape.embed_dim * DTYPE_BYTES[name] if shape.tied else 0
+    return shape.weight_bytes(name) + head + shape.kv_bytes_per_token(name) * min(shape.context, SHORT_TEXT)
 
 
 def assemble(shape: ModelShape, state: Mapping[str, Tensor]) -> Decoder:
@@ -113,7 +132,7 @@ def save_decoder(decoder: Decoder, folder: Path, *, extra_config: Mapping[str, A
         pieces = state[name].split([part.size[0] for part in parts])
         stored |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
     save_torch_state_dict(stored, folder, metadata={"format": "pt"})
-    dtype = str(decoder.dtype).removeprefix("torch.")
+    dtype = dtype_name(decoder.dtype)
     config = decoder.shape.to_config() | {"dtype": dtype, "torch_dtype": dtype} | dict(extra_config or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -134,7 +153,10 @@ def _weight_files(folder: Path) -> list[Path]:
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ):
         if (folder / index).is_file():
-            files = [folder / name for name in sorted(set(read_json(folder / index).get("weight_map", {}).values()))]
+            weight_map = read_json(folder / index).get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+                raise CheckpointError(f"{folder / index}: has no weight_map from tensors to files; copy it again")
+            files = [folder / name for name in sorted(set(weight_map.values()))]
             if absent := [file.name for file in files if not file.is_file()]:
                 raise CheckpointError(f"{folder}: {', '.join(absent)} missing, named by {index}; complete the download")
             return files
@@ -151,18 +173,22 @@ def _safetensors(file: Path, stack: ExitStack) -> dict[str, _Source]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or corrupt ({error}); copy or download it again") from None
     return {
-        name: _Source(tuple(opened.get_slice(name).get_shape()), lambda name=name: opened.get_tensor(name))  # type: ignore[misc]
-        for name in opened.keys()  # noqa: SIM118 (safe_open is no mapping)
+        name: _Source(tuple(part.get_shape()), part.get_dtype(), lambda name=name: opened.get_tensor(name))  # type: ignore[misc]
+        for name, part in ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 (no mapping)
     }
 
 
 def _pickled(file: Path) -> dict[str, _Source]:
+    zipped = zipfile.is_zipfile(file)  # only torch's newer format can be memory-mapped
     try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{file}: not readable as plain tensors ({reason}); convert it to safetensors") from None
-    return {name: _Source(tuple(t.shape), lambda t=t: t) for name, t in tensors.items()}  # type: ignore[misc]
+        raise CheckpointError(
+            f"{file}: not readable as plain tensors ({first_line(error)}); copy it again or convert it to safetensors"
+        ) from None
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise CheckpointError(f"{file}: holds no map from names to tensors; convert it to safetensors")
+    return {name: _Source(tuple(t.shape), str(t.dtype), lambda t=t: t) for name, t in tensors.items()}  # type: ignore[misc]
 
 
 def _full_name(name: str) -> str:
@@ -181,6 +207,11 @@ def _check(folder: Path, shape: ModelShape, sources: Mapping[str, _Source]) -> N
             raise CheckpointError(
                 f"{folder}: {name} is {list(sources[name].size)}, config.json says {list(size)}; "
                 "take config.json and weights from the same model"
+            )
+        if sources[name].dtype not in _FLOATS:
+            raise UnsupportedModelError(
+                f"{folder}: {name} is stored as {sources[name].dtype}; "
+                "use the float32, bf16 or fp16 checkpoint it was made from"
             )
     known = wanted.keys() | ({"lm_head.weight"} if shape.tied else set())
     if unknown := [n for n in sources if n not in known and not n.endswith(_DERIVED_SUFFIXES)]:

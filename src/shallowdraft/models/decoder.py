@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shallowdraft.errors import OptionError
+from shallowdraft.kernels import cpu
 from shallowdraft.models import native
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.projection import Packing, Projection, best_packing
@@ -52,6 +54,7 @@ class Decoder(nn.Module):
         if shape.tied:
             self.tie()
         self.native: native.NativeLayers | None = None
+        self.packing: Packing = "none"
 
     def tie(self) -> None:
         """Make the head's weight the embedding's."""
@@ -90,14 +93,22 @@ class Decoder(nn.Module):
 
     def pack(self, packing: Packing | None = None) -> "Decoder":
         """Repack every weight for decoding here, on a CPU the fastest way there is; a no-op on a GPU."""
-        packing = best_packing(self.dtype, self.device) if packing is None else packing
-        if packing == "panels" and not native.runs(self.shape):
-            packing = "onednn"
+        packing = best_packing(self.shape, self.dtype, self.device) if packing is None else packing
         for module in self.modules():
             if isinstance(module, Projection):
                 module.pack(packing)
         if packing == "panels":
+            assert self.shape.head_dim % cpu.LANES == 0
             self.native = native.NativeLayers(self.shape, self.blocks, self.norm)
+        self.packing = packing
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Decoder":
+        if self.packing != "none":  # the kernel knows the weights by address
+            raise OptionError(
+                "a packed decoder cannot be moved or cast; load it again with the dtype and device wanted"
+            )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def dense_state(self) -> dict[str, Tensor]:

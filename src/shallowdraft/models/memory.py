@@ -7,6 +7,11 @@ import torch
 from shallowdraft.errors import MemoryShortageError
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name under which shapes know a dtype's size."""
+    return str(dtype).removeprefix("torch.")
+
+
 def require_memory(needed_bytes: int, device: torch.device, what: str) -> None:
     """Raise unless `needed_bytes` are free on the device."""
     free = free_bytes(device)
@@ -20,7 +25,8 @@ def require_memory(needed_bytes: int, device: torch.device, what: str) -> None:
 def free_bytes(device: torch.device) -> int | None:
     """Free memory of a device in bytes; None where it cannot be told."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, free for reuse
+        return torch.cuda.mem_get_info(device)[0] + kept
     known = [free for free in (_system_free_bytes(), _cgroup_free_bytes()) if free is not None]
     return min(known, default=None)
 
@@ -34,10 +40,12 @@ def _system_free_bytes() -> int | None:
 
 
 def _cgroup_free_bytes() -> int | None:
-    """What a container's limit leaves; page cache counts as used there, so this errs on the careful side."""
+    """What a container's limit leaves; files in the page cache count as used there, but give way."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit = (folder / "memory.max").read_text().strip()
-        return None if limit == "max" else int(limit) - int((folder / "memory.current").read_text())
+        used = int((folder / "memory.current").read_text())
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:
         return None
+    return None if limit == "max" else int(limit) - used + int(counts.get("inactive_file", 0))

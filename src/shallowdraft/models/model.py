@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from shallowdraft.errors import OptionError, PromptError, VocabularyError
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, save_decoder
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer
+from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, vocabulary_of
 from shallowdraft.shapes import ModelShape
 
 _DTYPES = {
@@ -23,7 +24,7 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """What `load` returns and `generate` takes."""
 
@@ -31,6 +32,9 @@ class Model:
     decoder: Decoder = field(repr=False)
     tokenizer: Any | None = field(default=None, repr=False)
     stop_tokens: tuple[int, ...] = ()
+    _checks: "WeakKeyDictionary[Model, VocabularyCheck]" = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
 
     @property
     def shape(self) -> ModelShape:
@@ -40,12 +44,12 @@ class Model:
     def device(self) -> torch.device:
         return self.decoder.device
 
-    def vocabulary(self) -> dict[str, int] | None:
-        """Token -> id, or None where there is no tokenizer."""
-        return None if self.tokenizer is None else dict(self.tokenizer.get_vocab())
-
     def encode(self, text: str) -> list[int]:
         """Text to token ids, with the special tokens that the tokenizer puts around a prompt."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise PromptError("the prompt is not valid Unicode; give UTF-8 text") from None
         return list(self.require_tokenizer().encode(text))
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -63,8 +67,12 @@ class Model:
 
     def save(self, folder: str | Path) -> None:
         """Write a Hugging Face folder: config, weights, tokenizer."""
-        stops = list(self.stop_tokens)
-        extra = {"eos_token_id": stops[0] if len(stops) == 1 else stops} if stops else {}
+        stops: list[int] = list(self.stop_tokens)
+        extra = {
+            "bos_token_id": getattr(self.tokenizer, "bos_token_id", None),
+            "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
+            "pad_token_id": getattr(self.tokenizer, "pad_token_id", None),
+        }
         save_decoder(self.decoder, Path(folder), extra_config=extra)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
@@ -84,8 +92,11 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
 
 
 def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:
-    """Whether `draft` can propose tokens to `target`."""
-    return compare(target.vocabulary(), draft.vocabulary(), target.shape.vocab, draft.shape.vocab)
+    """Whether `draft` can propose tokens to `target`; compared once."""
+    if draft not in target._checks:
+        maps = vocabulary_of(target.tokenizer), vocabulary_of(draft.tokenizer)
+        target._checks[draft] = compare(*maps, target.shape.vocab, draft.shape.vocab)
+    return target._checks[draft]
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

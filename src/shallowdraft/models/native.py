@@ -10,16 +10,10 @@ from shallowdraft.models.cache import KVCache
 from shallowdraft.shapes import ModelShape
 
 
-def runs(shape: ModelShape) -> bool:
-    """Whether the kernel was built and knows this shape."""
-    return cpu.library() is not None and shape.head_dim % cpu.LANES == 0
-
-
 class NativeLayers:
     """The packed blocks of a decoder, by address; the decoder must outlive it."""
 
     def __init__(self, shape: ModelShape, blocks: nn.ModuleList, norm: nn.Module | None) -> None:
-        self.shape = shape
         self._layers = (cpu.Layer * shape.layers)(*map(_layer, blocks, shape.windows()))
         self._model = cpu.Model(
             shape.layers,
@@ -46,7 +40,7 @@ class NativeLayers:
         x, positions = x.contiguous(), positions.contiguous()
         threads = torch.get_num_threads()
         room = rows * tokens * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.LANES)
-        scratch = torch.empty(room)
+        scratch = x.new_empty(room)
         cos, sin = (None, None) if cache.rope is None else (table.data_ptr() for table in cache.rope)
         library.forward(
             ctypes.byref(self._model),

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shallowdraft.kernels import cpu
+from shallowdraft.shapes import ModelShape
 
 MIN_ROWS = 4  # oneDNN's kernels for one to three rows read memory more slowly than the one for four
 
@@ -38,6 +39,8 @@ class Projection(nn.Module):
         """Repack the weight for decoding on a CPU; afterwards it cannot be trained."""
         weight = self.weight.detach()
         if packing == "panels":
+            assert weight.dtype == torch.float32
+            assert weight.device.type == "cpu"
             self.bias = None if self.bias is None else _frozen(_to_panels(self.bias.detach()[:, None], self.gated))
             self.weight = _frozen(_to_panels(weight, self.gated))
             self._product = cpu.Product(*self.pointers(), self.outputs, self.inputs)
@@ -79,16 +82,16 @@ class Projection(nn.Module):
         return product if rows >= MIN_ROWS else product[:rows].view(*x.shape[:-1], -1)
 
 
-def best_packing(dtype: torch.dtype, device: torch.device) -> Packing:
+def best_packing(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Packing:
     """How weights of this kind are read fastest here."""
     if device.type != "cpu":
         return "none"
-    if dtype == torch.float32 and cpu.library() is not None:
+    if dtype == torch.float32 and shape.head_dim % cpu.LANES == 0 and cpu.library() is not None:
         return "panels"
-    if not torch.backends.mkldnn.is_available() or dtype not in (torch.float32, torch.bfloat16):
+    if not torch.backends.mkldnn.is_available():
         return "none"
-    supported = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return "onednn" if supported else "none"
+    bf16 = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "onednn" if dtype == torch.float32 or bf16 else "none"
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:

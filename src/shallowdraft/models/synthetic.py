@@ -6,7 +6,7 @@ permutation of the vocabulary, `head[successor[x]] = embedding[x]`. The permutat
 before the vocabulary is used up. The draft walks the same way for a chosen share of the tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from shallowdraft.models.model import Model
 from shallowdraft.shapes import ModelShape
 
 SMALLEST_VOCABULARY = 320  # 256 bytes, so that any prompt can be written, and some words
+TRIED_TOKENS = 32
 _DAMPING = 1e-3
 
 
@@ -54,6 +55,12 @@ class Pair:
             iterations += 1
         return position / iterations
 
+    def to(self, dtype: torch.dtype) -> "Pair":
+        """The same pair in another precision."""
+        self.target.decoder.to(dtype)
+        self.draft.decoder.to(dtype)
+        return self
+
     def save(self, folder: Path) -> tuple[Path, Path]:
         """Write the two as Hugging Face folders `target` and `draft`."""
         self.target.save(folder / "target")
@@ -62,10 +69,11 @@ class Pair:
 
 
 def make_pair(target: ModelShape, draft: ModelShape, agreement: float, *, seed: int = 0) -> Pair:
-    """A pair of the two shapes that agrees on a share of the vocabulary, rounded to whole tokens."""
-    for role, shape in (("target", target), ("draft", draft)):
-        if shape.tied or shape.post_norm or shape.embed_dim != shape.d_model:
-            raise OptionError(f"the {role} of a synthetic pair must have a head of its own and pre-norm layers")
+    """A pair of the two shapes that agrees on a share of the vocabulary, rounded to whole tokens.
+
+    A tied head cannot walk a permutation; such a shape gets a head of its own.
+    """
+    target, draft = replace(target, tied=False), replace(draft, tied=False)
     if target.vocab != draft.vocab or target.vocab < SMALLEST_VOCABULARY:
         raise OptionError(
             f"the vocabularies are {target.vocab:,} and {draft.vocab:,}; "
@@ -86,6 +94,19 @@ def make_pair(target: ModelShape, draft: ModelShape, agreement: float, *, seed: 
         successor,
         agrees,
     )
+
+
+def _check_follows(decoder: Decoder, successor: Tensor) -> None:
+    """Try some tokens: a model far too narrow for its vocabulary cannot tell them apart."""
+    tokens = torch.arange(0, len(successor), -(-len(successor) // TRIED_TOKENS))[:, None]
+    with torch.inference_mode():
+        cache = decoder.new_cache(len(tokens), 1)
+        choice = decoder.head(decoder(tokens, torch.zeros_like(tokens), cache, 1)).argmax(-1)
+    if not torch.equal(choice, successor[tokens]):
+        raise OptionError(
+            f"a d_model of {decoder.shape.d_model} is too narrow for a vocabulary of {len(successor):,}; "
+            "make it wider or the vocabulary smaller"
+        )
 
 
 def random_decoder(shape: ModelShape, *, seed: int = 0, scale: float = 1.0) -> Decoder:
@@ -132,10 +153,16 @@ def _follower(shape: ModelShape, successor: Tensor, random: torch.Generator) -> 
         if name.split(".")[-2] in ("out", "down", "positions"):
             tensor.mul_(_DAMPING)
     # Vectors of one length and no mean: none is closer to another than to itself, under either kind of norm.
-    embedding = torch.nn.functional.layer_norm(state["embed.weight"], (shape.d_model,))
+    embedding = torch.nn.functional.layer_norm(state["embed.weight"], (shape.embed_dim,))
     state["embed.weight"] = embedding
-    state["head.weight"][successor] = embedding / shape.d_model**0.5
-    return assemble(shape, state)
+    state["head.weight"][successor] = embedding / shape.embed_dim**0.5
+    if "project_in.weight" in state:  # there and back again, and still without a mean
+        there = state["project_in.weight"]
+        state["project_in.weight"] = torch.linalg.qr(there - there.mean(0)).Q
+        state["project_out.weight"] = state["project_in.weight"].T.contiguous()
+    decoder = assemble(shape, state)
+    _check_follows(decoder, successor)
+    return decoder
 
 
 def _sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -18,8 +18,13 @@ def load_tokenizer(folder: Path) -> Any | None:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise bare Exceptions on malformed files
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise VocabularyError(f"{folder}: the tokenizer cannot be loaded ({reason}); copy its files again") from error
+
+
+def vocabulary_of(tokenizer: Any | None) -> dict[str, int] | None:
+    """Token -> id, or None where there is no tokenizer."""
+    return None if tokenizer is None else dict(tokenizer.get_vocab())
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ def compare(
         return VocabularyCheck("different", *counts, "no token in common")
     if only or target_size != draft_size:
         return VocabularyCheck(
-            "padded", *counts, f"same map, sizes {target_size:,} and {draft_size:,}; the tail is masked"
+            "padded",
+            *counts,
+            f"same map up to {len(common):,}, sizes {target_size:,} and {draft_size:,}; the tail is masked",
         )
     return VocabularyCheck("same", *counts, "same map")
