@@ -30,7 +30,7 @@ PROMPT, NEW_TOKENS, LOOKAHEAD = list(range(1000, 1032)), 256, 5
 Decode = Callable[[], list[int]]
 
 
-def our_ways(pair: Pair, folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
+def our_ways(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
     target, draft = (sd.load(folder, dtype=dtype, device="cpu") for folder in folders)
 
     def decode(draft: sd.Model | None) -> list[int]:
@@ -120,7 +120,7 @@ def main() -> None:
     pair = make_pair(parse(TARGET, vocab=VOCABULARY), parse(DRAFT, vocab=VOCABULARY), AGREEMENT)
     with tempfile.TemporaryDirectory() as folder:
         folders = pair.save(Path(folder))
-        ways = our_ways(pair, folders, options.dtype) | their_ways(folders, options.dtype)
+        ways = our_ways(folders, options.dtype) | their_ways(folders, options.dtype)
         speeds = measure(ways, pair.walk(PROMPT[-1], NEW_TOKENS), options.rounds)
     provenance(pair, options)
     report(speeds)
