@@ -9,10 +9,10 @@ demo: $(READY)
 	$(BIN)/shallowdraft demo
 
 test: $(READY)
-	$(BIN)/pytest --numprocesses auto
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 test-slow: $(READY)
-	$(BIN)/pytest -m slow --numprocesses auto
+	$(BIN)/pytest -m slow --numprocesses auto --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff check
