@@ -25,6 +25,14 @@ class PromptError(ShallowdraftError):
     """A prompt that is empty, has unknown token ids or does not fit into the context."""
 
 
+class CorpusError(ShallowdraftError):
+    """Text for training that is missing, unreadable, empty or of another tokenizer."""
+
+
+class TrainingError(ShallowdraftError):
+    """A training run that diverged, or a checkpoint that belongs to another run."""
+
+
 class MemoryShortageError(ShallowdraftError):
     """Weights or caches that do not fit into the memory there is."""
 

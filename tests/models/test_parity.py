@@ -72,6 +72,13 @@ def test_the_kernel_rounds_alike_however_tokens_are_grouped(kind: str, folder, p
     assert torch.equal(logits_in_passes(model, prompts[1:2], [60]), whole[1:2])
 
 
+def test_whole_texts_without_a_cache(kind: str, folder, prompts: torch.Tensor):
+    with torch.inference_mode():
+        expected = random_reference(kind)(prompts).logits
+        decoder = load_packed(folder(kind), "none").decoder
+        assert (decoder.head(decoder.read(prompts)) - expected).abs().max() < TOLERANCE
+
+
 def test_64_greedy_tokens(kind: str, folder, prompts: torch.Tensor):
     reference = random_reference(kind)
     expected = reference.generate(

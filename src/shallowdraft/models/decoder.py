@@ -4,8 +4,8 @@ Shapes: B rows, T tokens of a pass, C d_model, H query heads, G key/value heads,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shallowdraft.errors import OptionError
 from shallowdraft.kernels import cpu
 from shallowdraft.models import native
-from shallowdraft.models.cache import KVCache
+from shallowdraft.models.cache import KVCache, rope_tables
 from shallowdraft.models.projection import Packing, Projection, best_packing
 from shallowdraft.shapes import OPT_POSITION_OFFSET, ModelShape
 
@@ -27,14 +27,14 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class Places:
-    """What all layers of a pass share: where it writes, what it may attend to, how it rotates."""
+class Attention(Protocol):
+    """How the tokens of a pass look at each other and at what came before."""
 
-    addresses: Tensor  # [B * G * T]
-    span: int
-    masks: dict[int | None, Tensor]  # window -> [B, 1, (H / G) * T, S], 0 or -inf
-    rotation: tuple[Tensor, Tensor] | None  # cos and signed sin [B, T, 1, D]
+    rotation: tuple[Tensor, Tensor] | None
+    """cos and signed sin, [B, T, 1, D] or [T, 1, D]."""
+
+    def mix(self, layer: int, window: int | None, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Queries [B, T, H, D], keys and values [B, T, G, D] -> mixed values [B, T, H, D]."""
 
 
 class Decoder(nn.Module):
@@ -73,23 +73,38 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
         """Tokens [B, T] at positions [B, T], attending to the cache's first `span` slots -> hidden [B, T, C]."""
+        x = self._enter(tokens, positions)
+        x = self.layers(x, positions, cache, span) if self.native is None else self.native(x, positions, cache)
+        return self._finish(x)
+
+    def layers(self, x: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
+        """Every block and the final norm; the reference of the C kernel, and what runs on a GPU."""
+        return self._through(x, CachedAttention(self.shape, positions, cache, span))
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Whole texts [B, T] without a cache -> hidden [B, T, C]: for training and teacher-forced scoring."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self._finish(
+            self._through(self._enter(tokens, positions), CausalAttention(self.shape, self.dtype, positions))
+        )
+
+    def _enter(self, tokens: Tensor, positions: Tensor) -> Tensor:
         # A target may know more tokens than its draft (a padded vocabulary): those read some row; its q is 0 there.
-        x = self.embed(tokens.clamp(max=self.shape.vocab - 1))
+        x: Tensor = self.embed(tokens.clamp(max=self.shape.vocab - 1))
         if self.project_in is not None:
             x = self.project_in(x)
         if self.positions is not None:
             # Positions past the table belong to tokens that are never emitted.
             x = x + self.positions(positions.clamp(max=self.shape.context - 1) + OPT_POSITION_OFFSET)
-        x = self.layers(x, positions, cache, span) if self.native is None else self.native(x, positions, cache)
-        hidden: Tensor = x if self.project_out is None else self.project_out(x)
-        return hidden
+        return x
 
-    def layers(self, x: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
-        """Every block and the final norm; the reference of the C kernel, and what runs on a GPU."""
-        places = self._places(positions, cache, span)
+    def _through(self, x: Tensor, attention: Attention) -> Tensor:
         for block in self.blocks:
-            x = block(x, cache, places)
+            x = block(x, attention)
         return x if self.norm is None else self.norm(x)
+
+    def _finish(self, x: Tensor) -> Tensor:
+        return x if self.project_out is None else self.project_out(x)
 
     def pack(self, packing: Packing | None = None) -> "Decoder":
         """Repack every weight for decoding here, on a CPU the fastest way there is; a no-op on a GPU."""
@@ -121,12 +136,6 @@ class Decoder(nn.Module):
             state[name] = getattr(owner, f"dense_{kind}")() if packed else getattr(owner, kind).detach()
         return state
 
-    def _places(self, positions: Tensor, cache: KVCache, span: int) -> Places:
-        groups = self.shape.heads // self.shape.kv_heads
-        masks = {w: _mask(positions, span, w, groups, self.dtype) for w in set(self.shape.windows())}
-        rotation = (cache.rope[0][positions][:, :, None], cache.rope[1][positions][:, :, None]) if cache.rope else None
-        return Places(cache.addresses(positions), span, masks, rotation)
-
 
 class Block(nn.Module):
     """Attention and FFN around the residual stream."""
@@ -147,15 +156,15 @@ class Block(nn.Module):
         self.up = Projection(width, shape.d_model, bias=shape.ffn_bias, gated=shape.gated)
         self.down = Projection(shape.d_model, shape.ffn, bias=shape.ffn_bias)
 
-    def forward(self, x: Tensor, cache: KVCache, places: Places) -> Tensor:
+    def forward(self, x: Tensor, attention: Attention) -> Tensor:
         if self.shape.post_norm:
-            x = self.attn_norm(x + self.attend(x, cache, places))
+            x = self.attn_norm(x + self.attend(x, attention))
             normed: Tensor = self.ffn_norm(x + self.feed(x))
             return normed
-        x = x + self.attend(self.attn_norm(x), cache, places)
+        x = x + self.attend(self.attn_norm(x), attention)
         return x + self.feed(self.ffn_norm(x))
 
-    def attend(self, x: Tensor, cache: KVCache, places: Places) -> Tensor:
+    def attend(self, x: Tensor, attention: Attention) -> Tensor:
         rows, tokens, _ = x.shape
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
         qkv = self.qkv(x).view(rows, tokens, heads + 2 * kv_heads, self.shape.head_dim)
@@ -163,16 +172,11 @@ class Block(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk.split((heads, kv_heads), 2)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 2)
-        if places.rotation:
-            qk = rotate(qk, *places.rotation)
+        if attention.rotation:
+            qk = rotate(qk, *attention.rotation)
         q, keys = qk.split((heads, kv_heads), 2)
-        cache.write(self.layer, places.addresses, keys, values)
-        # Queries that share a key/value head stand in for more tokens of one head: [B, G, (H / G) * T, D].
-        q = q.transpose(1, 2).reshape(rows, kv_heads, -1, self.shape.head_dim)
-        mixed = F.scaled_dot_product_attention(
-            q, *cache.read(self.layer, places.span), attn_mask=places.masks[self.window]
-        )
-        out: Tensor = self.out(mixed.reshape(rows, heads, tokens, -1).transpose(1, 2).reshape(rows, tokens, -1))
+        mixed = attention.mix(self.layer, self.window, q, keys, values)
+        out: Tensor = self.out(mixed.reshape(rows, tokens, -1))
         return out
 
     def feed(self, x: Tensor) -> Tensor:
@@ -186,6 +190,51 @@ class Block(nn.Module):
         return down
 
 
+class CachedAttention:
+    """Tokens join a cache and attend to its first `span` slots, each up to its own position."""
+
+    def __init__(self, shape: ModelShape, positions: Tensor, cache: KVCache, span: int) -> None:
+        self._cache, self._span = cache, span
+        self._addresses = cache.addresses(positions)
+        groups = shape.heads // shape.kv_heads
+        self._masks = {
+            window: _mask(positions[:, None], span, window, cache.kv.dtype).repeat(1, 1, groups, 1)
+            for window in set(shape.windows())
+        }
+        tables = cache.rope
+        self.rotation = None if tables is None else (tables[0][positions][:, :, None], tables[1][positions][:, :, None])
+
+    def mix(self, layer: int, window: int | None, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        rows, tokens, heads, width = q.shape
+        self._cache.write(layer, self._addresses, keys, values)
+        # Queries that share a key/value head stand in for more tokens of one head: [B, G, (H / G) * T, D].
+        q = q.transpose(1, 2).reshape(rows, keys.shape[2], -1, width)
+        mixed = F.scaled_dot_product_attention(q, *self._cache.read(layer, self._span), attn_mask=self._masks[window])
+        return mixed.reshape(rows, heads, tokens, width).transpose(1, 2)
+
+
+class CausalAttention:
+    """Tokens of whole texts attend to what stands before them."""
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, positions: Tensor) -> None:
+        count = len(positions)
+        limited = {window for window in shape.windows() if window is not None and window < count}
+        self._masks = {window: _mask(positions, count, window, dtype) for window in limited}
+        self.rotation = None
+        if shape.rope:
+            cos, sin = rope_tables(shape.rope, shape.head_dim, count, positions.device, dtype)
+            self.rotation = cos[:, None], sin[:, None]
+
+    def mix(self, layer: int, window: int | None, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        mask = None if window is None else self._masks.get(window)
+        q, keys, values = (heads.transpose(1, 2) for heads in (q, keys, values))
+        grouped = q.shape[1] != keys.shape[1]
+        mixed = F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
+        return mixed.transpose(1, 2)
+
+
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions on heads [B, T, H, D]; `sin` carries the sign of the half it lands on."""
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
@@ -195,11 +244,10 @@ def _norm(shape: ModelShape, width: int) -> nn.Module:
     return nn.LayerNorm(width, shape.norm_eps) if shape.layer_norm else nn.RMSNorm(width, shape.norm_eps)
 
 
-def _mask(positions: Tensor, span: int, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-    """A token sees the slots up to its own position, at most `window` of them."""
-    slots, own = torch.arange(span, device=positions.device), positions[:, None, :, None]
+def _mask(positions: Tensor, span: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Positions [..., T] -> [..., T, span], 0 or -inf: a token sees up to `window` slots that end with its own."""
+    slots, own = torch.arange(span, device=positions.device), positions[..., None]
     hidden = slots > own
     if window is not None:
         hidden |= slots <= own - window
-    mask = torch.zeros(hidden.shape, device=positions.device, dtype=dtype).masked_fill_(hidden, float("-inf"))
-    return mask.repeat(1, 1, groups, 1) if groups > 1 else mask
+    return torch.zeros(hidden.shape, device=positions.device, dtype=dtype).masked_fill_(hidden, float("-inf"))

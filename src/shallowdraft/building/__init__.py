@@ -1,0 +1,1 @@
+"""Make draft models: text to tokens, training, pruning to an exact shape, distillation."""

@@ -1,0 +1,248 @@
+"""Text by domain, and the packed token store that training reads.
+
+A corpus is a folder of files named `domain.jsonl`, `domain-00.jsonl.xz`, `domain.txt` …: the domain is what stands
+before the first dash or dot. JSON lines carry a `text` field; a plain text file is one document. Files named
+`domain-val…` are the validation part; without one, every hundredth document of the domain is.
+
+A store holds each domain's documents end to end as one memory-mapped array of token ids, an end token after each.
+"""
+
+import gzip
+import hashlib
+import json
+import lzma
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shallowdraft.errors import CorpusError
+
+Part = Literal["train", "val"]
+VALIDATION_EVERY = 100
+_OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a corpus."""
+
+    path: Path
+    domain: str
+    validation: bool
+
+
+def find_sources(folder: Path) -> list[Source]:
+    """The corpus files of a folder, in name order."""
+    if not folder.is_dir():
+        raise CorpusError(f"{folder}: no such folder; a corpus is a folder of .jsonl or .txt files")
+    sources = []
+    for path in sorted(folder.iterdir()):
+        plain = path.name.removesuffix(path.suffix) if path.suffix in _OPENERS else path.name
+        if plain.endswith((".jsonl", ".txt")):
+            stem = plain.rpartition(".")[0]
+            sources.append(Source(path, stem.partition("-")[0], stem.partition("-")[2].startswith("val")))
+    if not sources:
+        raise CorpusError(
+            f"{folder}: holds no .jsonl or .txt file, nor .xz or .gz of one; name them domain.jsonl or domain.txt"
+        )
+    return sources
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """The documents of one file."""
+    opener = _OPENERS.get(path.suffix)
+    plain = path.name.removesuffix(path.suffix) if opener else path.name
+    try:
+        with opener(path, "rt", encoding="utf-8") if opener else path.open(encoding="utf-8") as lines:
+            if plain.endswith(".txt"):
+                yield lines.read()
+                return
+            for number, line in enumerate(lines, 1):
+                yield _text_of(path, number, line)
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); convert it first") from None
+    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+        raise CorpusError(f"{path}: cannot be decompressed ({error}); copy it again") from None
+
+
+def _text_of(path: Path, number: int, line: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        raise CorpusError(f'{path}:{number}: no JSON object with a "text" field; each line must be one') from None
+    if not isinstance(text, str):
+        raise CorpusError(f'{path}:{number}: "text" is no string')
+    return text
+
+
+def read_corpus(folder: Path) -> Iterator[tuple[str, Part, str]]:
+    """Every non-empty document with its domain and part."""
+    sources = find_sources(folder)
+    has_validation = {source.domain for source in sources if source.validation}
+    for source in sources:
+        for number, text in enumerate(read_documents(source.path)):
+            held_out = source.validation or (source.domain not in has_validation and number % VALIDATION_EVERY == 1)
+            if text.strip():
+                yield source.domain, "val" if held_out else "train", text
+
+
+def train_tokenizer(documents: Iterator[str], vocab: int) -> Any:
+    """A byte-level BPE tokenizer of exactly `vocab` tokens; `<|end|>` ends a document."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    if tokenizer.get_vocab_size() != vocab:
+        raise CorpusError(
+            f"the corpus gives only {tokenizer.get_vocab_size():,} of {vocab:,} tokens; "
+            "use more text or a smaller vocabulary"
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", clean_up_tokenization_spaces=False)
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """What identifies a tokenizer: its map from tokens to ids."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """A corpus as token ids on disk."""
+
+    folder: Path
+    tokenizer: str
+    """Fingerprint of the tokenizer that made it."""
+    vocab: int
+    counts: dict[str, dict[Part, int]]
+    """Tokens by domain and part."""
+
+    @property
+    def domains(self) -> list[str]:
+        return [domain for domain, parts in self.counts.items() if parts["train"]]
+
+    def tokens(self, domain: str, part: Part) -> npt.NDArray[np.unsignedinteger]:
+        """All tokens of a part, memory-mapped."""
+        return np.memmap(self.folder / f"{domain}.{part}.bin", dtype=_id_type(self.vocab), mode="r")
+
+    def require_tokenizer(self, tokenizer: Any) -> None:
+        if fingerprint(tokenizer) != self.tokenizer:
+            raise CorpusError(
+                f"{self.folder} was made with another tokenizer than this model's; make a new store from the corpus"
+            )
+
+
+def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
+    """Tokenise a corpus into a folder; `store.json` comes last, so a folder with it is complete."""
+    if (folder / "store.json").exists():
+        raise CorpusError(f"{folder} already holds a token store; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab, end = len(tokenizer), tokenizer.eos_token_id
+    if end is None:
+        raise CorpusError("the tokenizer has no end-of-sequence token to put between documents")
+    counts: dict[str, dict[Part, int]] = {}
+    files: dict[str, IO[bytes]] = {}
+    try:
+        for domain, part, text in read_corpus(corpus):
+            name = f"{domain}.{part}.bin"
+            if name not in files:
+                files[name] = (folder / name).open("wb")
+            ids = [*tokenizer.encode(text, add_special_tokens=False), end]
+            files[name].write(np.array(ids, dtype=_id_type(vocab)).tobytes())
+            counts.setdefault(domain, {"train": 0, "val": 0})[part] += len(ids)
+    finally:
+        for file in files.values():
+            file.close()
+    if not any(parts["train"] for parts in counts.values()):
+        raise CorpusError(f"{corpus}: holds no text to train on")
+    store = TokenStore(folder, fingerprint(tokenizer), vocab, counts)
+    description = json.dumps({k: v for k, v in asdict(store).items() if k != "folder"}, indent=2)
+    partial = folder / "store.json.partial"
+    partial.write_text(description + "\n", encoding="utf-8")
+    partial.replace(folder / "store.json")
+    return store
+
+
+def open_store(folder: Path) -> TokenStore:
+    try:
+        return TokenStore(folder, **json.loads((folder / "store.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CorpusError(f"{folder}: no complete token store ({error}); make one from a corpus") from None
+
+
+class Batches:
+    """Batches of sequences from a store, drawn by domain, in an order that follows from the seed alone.
+
+    `state` says where it stands; a reader that restores it goes on with the very next batch. Each domain is read in a
+    shuffled order of chunks, anew each epoch.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        part: Part = "train",
+        rows: int,
+        sequence: int,
+        seed: int,
+        domains: list[str] | None = None,
+    ) -> None:
+        self.store, self.part, self.rows, self.sequence, self.seed = store, part, rows, sequence, seed
+        wanted = domains or store.domains
+        self._tokens = {
+            domain: store.tokens(domain, part) for domain in wanted if store.counts[domain][part] > sequence
+        }
+        if not self._tokens:
+            raise CorpusError(
+                f"no domain has {sequence + 1:,} tokens of {part} text; use more text or shorter sequences"
+            )
+        sizes = np.array([len(tokens) for tokens in self._tokens.values()], dtype=np.float64)
+        self.weights = dict(zip(self._tokens, (sizes / sizes.sum()).tolist(), strict=True))
+        self._cursors = dict.fromkeys(self._tokens, 0)
+        self._step = 0
+        self._orders: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
+
+    def next(self) -> npt.NDArray[np.int64]:
+        """[rows, sequence + 1] token ids."""
+        names = list(self._tokens)
+        draws = np.random.default_rng([self.seed, 0, self._step]).choice(
+            len(names), size=self.rows, p=np.array([self.weights[name] for name in names])
+        )
+        self._step += 1
+        return np.stack([self._chunk(names[draw]) for draw in draws])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"step": self._step, "cursors": dict(self._cursors), "weights": dict(self.weights)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._step, self._cursors, self.weights = state["step"], dict(state["cursors"]), dict(state["weights"])
+
+    def _chunk(self, domain: str) -> npt.NDArray[np.int64]:
+        tokens, cursor = self._tokens[domain], self._cursors[domain]
+        chunks = (len(tokens) - 1) // self.sequence
+        epoch, index = divmod(cursor, chunks)
+        self._cursors[domain] = cursor + 1
+        if (domain, epoch) not in self._orders:
+            self._orders = {key: order for key, order in self._orders.items() if key[0] != domain}
+            key = [self.seed, 1 + list(self._tokens).index(domain), epoch]
+            self._orders[domain, epoch] = np.random.default_rng(key).permutation(chunks)
+        start = int(self._orders[domain, epoch][index]) * self.sequence
+        return tokens[start : start + self.sequence + 1].astype(np.int64)
+
+
+def _id_type(vocab: int) -> type[np.unsignedinteger]:
+    return np.uint16 if vocab <= 2**16 else np.uint32

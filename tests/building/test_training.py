@@ -1,0 +1,171 @@
+"""The loop learns, and a run that is killed goes on to the very same weights."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from shallowdraft.building.corpus import Batches, TokenStore, write_store
+from shallowdraft.building.training import Distil, Pretrain, Recipe, fresh_decoder, train, validate
+from shallowdraft.errors import OptionError, TrainingError
+from shallowdraft.models.synthetic import byte_tokenizer
+from shallowdraft.shapes import ModelShape
+
+SHAPE = ModelShape(2, 32, 2, 48, 320, kv_heads=1, tied=True)
+RECIPE = Recipe(tokens=40 * 512, batch_tokens=512, sequence=32, micro_rows=8, learning_rate=5e-3, save_every=7)
+
+
+def make_store(folder: Path) -> TokenStore:
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    words = random.Random(0)
+    for domain, choice in (("animals", ["cat ", "dog ", "cow "]), ("colours", ["red ", "blue ", "green "])):
+        text = "".join(words.choice(choice) for _ in range(6000))
+        (corpus / f"{domain}.txt").write_text(text)
+        (corpus / f"{domain}-val.txt").write_text(text[:3000])
+    tokenizer = byte_tokenizer(320)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(300)
+    return write_store(corpus, tokenizer, folder / "store")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return make_store(tmp_path_factory.mktemp("training"))
+
+
+def reader(store: TokenStore, part: str = "train") -> Batches:
+    return Batches(store, part=part, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=3)
+
+
+def test_pretraining_and_distilling_raise_acceptance(store: TokenStore, tmp_path: Path):
+    target = fresh_decoder(SHAPE, seed=1)
+    before = validate(target, None, reader(store, "val"), 2)["loss"]
+    records = list(train(target, Pretrain(), reader(store), RECIPE, tmp_path / "target"))
+    assert [record.step for record in records] == list(range(1, 41))
+    assert validate(target, None, reader(store, "val"), 2)["loss"] < 0.6 * before
+    draft = fresh_decoder(ModelShape(1, 16, 2, 24, 320), seed=2)
+    before = validate(draft, target, reader(store, "val"), 2)
+    list(train(draft, Distil(target, "hybrid"), reader(store), RECIPE, tmp_path / "draft"))
+    after = validate(draft, target, reader(store, "val"), 2)
+    assert after["acceptance"] > before["acceptance"] + 0.2
+    assert after["greedy_tar"] > before["greedy_tar"]
+
+
+def test_a_batch_may_be_accumulated(store: TokenStore, tmp_path: Path):
+    from dataclasses import replace
+
+    finals = []
+    for micro_rows in (3, 16):
+        model = fresh_decoder(SHAPE, seed=1)
+        list(
+            train(
+                model,
+                Pretrain(),
+                reader(store),
+                replace(RECIPE, tokens=5 * 512, micro_rows=micro_rows),
+                tmp_path / f"{micro_rows}",
+            )
+        )
+        finals.append(model.state_dict())
+    for name, tensor in finals[0].items():
+        torch.testing.assert_close(tensor, finals[1][name], rtol=1e-3, atol=1e-5)
+
+
+def test_the_learning_rate_rises_and_decays():
+    recipe = Recipe(tokens=100 * 64, batch_tokens=64, sequence=64, learning_rate=1e-2, warmup=0.1, final_rate=0.1)
+    rates = [recipe.rate(step) for step in range(recipe.steps)]
+    assert recipe.steps == 100
+    assert rates[0] == pytest.approx(1e-3)
+    assert max(rates) == pytest.approx(1e-2) == pytest.approx(rates[9])
+    assert rates[-1] == pytest.approx(1e-3, rel=0.01)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_a_run_that_diverges_stops_with_the_last_good_state(store: TokenStore, tmp_path: Path):
+    class Explodes(Pretrain):
+        calls = 0
+
+        def loss(self, model, tokens):
+            self.calls += 1
+            return super().loss(model, tokens) * (math.nan if self.calls > 2 * 10 else 1)
+
+    with pytest.raises(TrainingError, match="diverged"):
+        list(train(fresh_decoder(SHAPE, seed=1), Explodes(), reader(store), RECIPE, tmp_path))
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["step"] == 7
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_another_runs_checkpoint_is_not_taken(store: TokenStore, tmp_path: Path):
+    list(train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+    other = ModelShape(1, 32, 2, 48, 320)
+    with pytest.raises(TrainingError, match="belongs to another run"):
+        list(train(fresh_decoder(other, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"tokens": 0}, {"tokens": 9, "batch_tokens": 10}, {"tokens": 9, "learning_rate": 2.0}]
+)
+def test_wrong_recipes(wrong):
+    with pytest.raises(OptionError):
+        Recipe(**wrong)
+
+
+def test_unknown_objectives():
+    with pytest.raises(OptionError, match="'mse' is unknown; use forward-kl"):
+        Distil(fresh_decoder(SHAPE, seed=1), "mse")
+
+
+SCRIPT = """
+import sys, time, torch
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_training import RECIPE, SHAPE, reader
+from shallowdraft.building.corpus import open_store
+from shallowdraft.building.training import Pretrain, fresh_decoder, train
+torch.set_num_threads(1)
+store = open_store(Path({store!r}))
+for record in train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, Path(sys.argv[1])):
+    print(record.step, flush=True)
+    time.sleep(0.02)
+print("done", flush=True)
+"""
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(store: TokenStore, tmp_path: Path):
+    script = SCRIPT.format(tests=str(Path(__file__).parent), store=str(store.folder))
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+
+    def run(folder: str, kill_after: int | None) -> bool:
+        """Whether it came to its end before it was killed, some steps after its start."""
+        command = [sys.executable, "-c", script, str(tmp_path / folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            for seen, line in enumerate(process.stdout):
+                if kill_after is not None and seen >= kill_after:
+                    time.sleep(moments.uniform(0, 0.05))
+                    process.send_signal(signal.SIGKILL)
+                    return False
+                if line == "done\n":
+                    return True
+        return False
+
+    moments = random.Random(5)
+    assert run("undisturbed", None)
+    kills = 0
+    while not run("killed", moments.randrange(2, 9) if kills < 4 else None):
+        kills += 1
+    assert kills == 4
+    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("undisturbed", "killed"))
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, two["model"][name]), name
+    steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 41))
