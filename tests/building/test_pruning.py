@@ -1,0 +1,141 @@
+"""Carving gives exactly the wanted shape, and exactly what the parent computes with the rest left out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import CONFIGS
+
+from shallowdraft.building.importance import measure_importance
+from shallowdraft.building.pruning import carve, child_shape, choose, layer_candidates, require_reachable
+from shallowdraft.errors import OptionError
+from shallowdraft.models.checkpoint import load_decoder
+from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.synthetic import random_decoder
+from shallowdraft.shapes import ModelShape, parse
+
+TOKENS = torch.randint(0, 97, (4, 40), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=CONFIGS)
+def parent(request: pytest.FixtureRequest, folder) -> Decoder:
+    return load_decoder(folder(request.param), dtype=torch.float32, device=torch.device("cpu"))
+
+
+def logits(decoder: Decoder) -> torch.Tensor:
+    with torch.inference_mode():
+        return decoder.head(decoder.read(TOKENS))
+
+
+def zeroed(parent: Decoder, cut, wanted: ModelShape) -> Decoder:
+    """The parent with everything that goes set to zero instead: the reference that carving must equal."""
+    shape = parent.shape
+    kept = dict(zip(cut.layers, range(len(cut.layers)), strict=True))
+    for layer, block in enumerate(parent.blocks):
+        heads = torch.zeros(shape.heads, shape.head_dim)
+        neurons = torch.zeros(shape.ffn)
+        if layer in kept:
+            heads[cut.heads[kept[layer]]] = 1
+            neurons[cut.ffn[kept[layer]]] = 1
+        block.out.weight.data *= heads.flatten()
+        block.down.weight.data *= neurons
+        if layer not in kept:
+            for projection in (block.out, block.down):
+                if projection.bias is not None:
+                    projection.bias.data.zero_()
+    return parent
+
+
+def test_depth_heads_and_ffn(parent: Decoder):
+    shape = parent.shape
+    heads = shape.heads - shape.kv_heads if shape.heads > shape.kv_heads else shape.heads // 2
+    kv_heads = shape.kv_heads if shape.heads > shape.kv_heads else heads
+    if shape.post_norm:  # a post-norm layer cannot be left out by zeroing: its norms remain
+        layers: tuple[int, ...] = tuple(range(shape.layers))
+    else:
+        layers = (0, 2)
+    wanted = replace(
+        shape, layers=len(layers), heads=heads, kv_heads=kv_heads, ffn=50, full_layers=min(shape.full_layers, 1)
+    )
+    cut = choose(shape, wanted, measure_importance(parent, [TOKENS]), layers)
+    carved = carve(parent, wanted, cut)
+    assert carved.shape == child_shape(shape, wanted)
+    assert carved.shape.parameters == sum(p.numel() for p in set(carved.parameters()))
+    torch.testing.assert_close(logits(carved), logits(zeroed(parent, cut, wanted)), rtol=0, atol=1e-4)
+
+
+def test_width(parent: Decoder):
+    """Left-out residual dimensions: zero in the parent, its norms taken over the rest."""
+    shape, keep = parent.shape, 40
+    wanted = replace(shape, d_model=keep, embed_dim=0 if shape.embed_dim == shape.d_model else shape.embed_dim)
+    cut = choose(shape, wanted, measure_importance(parent, [TOKENS]), tuple(range(shape.layers)))
+    carved = carve(parent, wanted, cut)
+    assert carved.shape.d_model == keep
+    if shape.layer_norm:
+        assert logits(carved).isfinite().all()  # a LayerNorm's mean moves with the dimensions: no zeroed twin exists
+        return
+    gone = torch.ones(shape.d_model)
+    gone[cut.hidden] = 0
+    parent.embed.weight.data *= 1 - gone
+    if parent.head.weight is not parent.embed.weight:
+        parent.head.weight.data *= 1 - gone
+    for block in parent.blocks:
+        block.out.weight.data *= (1 - gone)[:, None]
+        block.down.weight.data *= (1 - gone)[:, None]
+        for bias in (block.out.bias, block.down.bias):
+            if bias is not None:
+                bias.data *= 1 - gone
+    for name, module in parent.named_modules():
+        if isinstance(module, torch.nn.RMSNorm) and not name.endswith(("q_norm", "k_norm")):
+            module.weight.data *= (keep / shape.d_model) ** 0.5
+            module.eps *= keep / shape.d_model
+    torch.testing.assert_close(logits(carved), logits(parent), rtol=0, atol=1e-4)
+
+
+def test_importance_finds_what_matters():
+    shape = ModelShape(3, 32, 4, 48, 97, kv_heads=2)
+    decoder = random_decoder(shape, seed=1)
+    with torch.no_grad():
+        decoder.blocks[0].qkv.weight[-16:-8] *= 9  # values of the first group: its two heads speak up
+        decoder.blocks[1].up.weight[[5, 48 + 5]] *= 9
+        decoder.blocks[2].out.weight *= 1e-3
+        decoder.blocks[2].down.weight *= 1e-3
+    found = measure_importance(decoder, [TOKENS])
+    assert sorted(found.heads[0].topk(2).indices.tolist()) == [0, 1]
+    assert found.ffn[1].argmax() == 5
+    assert found.layers.argmin() == 2
+    assert found.hidden.shape == (32,)
+
+
+def test_heads_are_chosen_within_their_group():
+    shape = ModelShape(1, 32, 8, 48, 97, kv_heads=2, head_dim=4)
+    importance = measure_importance(random_decoder(shape, seed=1), [TOKENS])
+    importance.heads[0] = torch.tensor([9.0, 8, 7, 6, 1, 4, 3, 2])
+    both = choose(shape, replace(shape, heads=4, kv_heads=2), importance, (0,))
+    assert both.heads[0].tolist() == [0, 1, 5, 6]
+    one = choose(shape, replace(shape, heads=2, kv_heads=1), importance, (0,))
+    assert (one.groups[0].tolist(), one.heads[0].tolist()) == ([0], [0, 1])
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 5, 8, 12])
+def test_candidates_are_different_sets_of_layers(keep: int):
+    importance = measure_importance(random_decoder(ModelShape(12, 16, 2, 16, 97)), [TOKENS[:1]])
+    found = layer_candidates(importance, keep)
+    assert len(found) == len(set(found)) >= (1 if keep == 12 else 3)
+    assert all(len(set(one)) == keep and min(one) >= 0 and max(one) < 12 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("notation", "said"),
+    [
+        ("9x64/4h/2kv/112", "layers is 9, the parent has 8"),
+        ("2x128/4h/2kv/16hd/112", "d_model is 128"),
+        ("2x64/8h/2kv/16hd/112", "heads is 8"),
+        ("2x64/4h/2kv/113", "ffn is 113"),
+        ("2x64/4h/2kv/8hd/112", "heads are 8 wide"),
+        ("2x64/4h/1kv/16hd/112", "4 query heads share"),
+    ],
+)
+def test_unreachable_shapes_are_refused(notation: str, said: str):
+    with pytest.raises(OptionError, match=said):
+        require_reachable(parse("8x64/4h/2kv/112", vocab=97), parse(notation, vocab=97))
