@@ -13,6 +13,8 @@ from shallowdraft.cli import main
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.shapes import ModelShape
 
+VERBS = ("generate", "inspect", "pretrain", "prune", "distill", "pair", "demo")
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
@@ -159,7 +161,7 @@ def test_the_installed_command(folders):
     assert "Traceback" not in bad.stderr
 
 
-@pytest.mark.parametrize("verb", [[], ["generate"], ["inspect"], ["pair"], ["demo"]])
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])
 def test_help_needs_no_torch(verb: list[str]):
     script = f"""
 import sys

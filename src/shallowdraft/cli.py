@@ -9,15 +9,21 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, subcommand
 
 from shallowdraft import __doc__ as about
 from shallowdraft.commands.demo import Demo
+from shallowdraft.commands.distill import Distill
 from shallowdraft.commands.generate import Generate
 from shallowdraft.commands.inspect import Inspect
 from shallowdraft.commands.options import Command
 from shallowdraft.commands.pair import Pair
+from shallowdraft.commands.pretrain import Pretrain
+from shallowdraft.commands.prune import Prune
 from shallowdraft.errors import ShallowdraftError
 
 Verb = (
     Annotated[Generate, subcommand("generate")]
     | Annotated[Inspect, subcommand("inspect")]
+    | Annotated[Pretrain, subcommand("pretrain")]
+    | Annotated[Prune, subcommand("prune")]
+    | Annotated[Distill, subcommand("distill")]
     | Annotated[Pair, subcommand("pair")]
     | Annotated[Demo, subcommand("demo")]
 )

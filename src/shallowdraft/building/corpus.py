@@ -13,6 +13,7 @@ import json
 import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -22,7 +23,9 @@ import numpy.typing as npt
 from shallowdraft.errors import CorpusError
 
 Part = Literal["train", "val"]
+_Document = tuple[str, Part, str]
 VALIDATION_EVERY = 100
+DOCUMENTS_AT_ONCE = 256  # tokenizers uses all cores within a group
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}
 
 
@@ -79,7 +82,7 @@ def _text_of(path: Path, number: int, line: str) -> str:
     return text
 
 
-def read_corpus(folder: Path) -> Iterator[tuple[str, Part, str]]:
+def read_corpus(folder: Path) -> Iterator[_Document]:
     """Every non-empty document with its domain and part."""
     sources = find_sources(folder)
     has_validation = {source.domain for source in sources if source.validation}
@@ -156,13 +159,14 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
     counts: dict[str, dict[Part, int]] = {}
     files: dict[str, IO[bytes]] = {}
     try:
-        for domain, part, text in read_corpus(corpus):
-            name = f"{domain}.{part}.bin"
-            if name not in files:
-                files[name] = (folder / name).open("wb")
-            ids = [*tokenizer.encode(text, add_special_tokens=False), end]
-            files[name].write(np.array(ids, dtype=_id_type(vocab)).tobytes())
-            counts.setdefault(domain, {"train": 0, "val": 0})[part] += len(ids)
+        for some in _in_groups(read_corpus(corpus), DOCUMENTS_AT_ONCE):
+            encoded = tokenizer([text for _, _, text in some], add_special_tokens=False)["input_ids"]
+            for (domain, part, _), ids in zip(some, encoded, strict=True):
+                name = f"{domain}.{part}.bin"
+                if name not in files:
+                    files[name] = (folder / name).open("wb")
+                files[name].write(np.array([*ids, end], dtype=_id_type(vocab)).tobytes())
+                counts.setdefault(domain, {"train": 0, "val": 0})[part] += len(ids) + 1
     finally:
         for file in files.values():
             file.close()
@@ -174,6 +178,11 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
     partial.write_text(description + "\n", encoding="utf-8")
     partial.replace(folder / "store.json")
     return store
+
+
+def _in_groups(items: Iterator[_Document], size: int) -> Iterator[list[_Document]]:
+    while group := list(islice(items, size)):
+        yield group
 
 
 def open_store(folder: Path) -> TokenStore:

@@ -83,12 +83,22 @@ class Model:
         return self.tokenizer
 
 
-def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
-    """Load a local folder or a hub id. By default float32 on a CPU and bfloat16 on CUDA, CUDA where there is one."""
+def load(
+    path: str | Path,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    *,
+    trainable: bool = False,
+) -> Model:
+    """Load a local folder or a hub id. By default float32 on a CPU and bfloat16 on CUDA, CUDA where there is one.
+
+    On a CPU weights are packed for decoding; `trainable` leaves them as they are.
+    """
     where = resolve_device(device)
     folder = find_folder(path)
     decoder = load_decoder(folder, dtype=resolve_dtype(dtype, where), device=where)
-    return Model(str(path), decoder.pack(), load_tokenizer(folder), _stop_tokens(folder))
+    decoder = decoder if trainable else decoder.pack()
+    return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder))
 
 
 def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:

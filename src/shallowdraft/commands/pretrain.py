@@ -1,0 +1,55 @@
+"""shallowdraft pretrain: a model from scratch."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shallowdraft import shapes
+from shallowdraft.commands.options import Name
+from shallowdraft.commands.training import TrainingCommand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(TrainingCommand):
+    """Train a model from scratch on a folder of text.
+
+    Example: shallowdraft pretrain --corpus text --shape 4x256/4h/688 --vocab 4096 --tokens 5000000 --out model
+    """
+
+    shape: str
+    """layers x d_model / heads / ffn like 4x256/4h/688, with /2kv and /64hd where needed."""
+    tokenizer: Name = None
+    """Folder with a tokenizer to use. Default: a byte-level BPE tokenizer trained on the corpus."""
+    vocab: int = 8192
+    """Tokens of a tokenizer that is trained here."""
+    context: int = 2048
+    """Longest text that the model is made for."""
+
+    def run(self) -> int:
+        from shallowdraft.building import training
+        from shallowdraft.models.model import Model, resolve_device
+
+        self.check()
+        shape = replace(shapes.parse(self.shape, context=self.context), tied=True)
+        tokenizer = self._tokenizer()
+        shape = replace(shape, vocab=len(tokenizer))
+        store = self.store(tokenizer)
+        decoder = training.fresh_decoder(shape, self.seed).to(resolve_device(self.device))
+        self.train(decoder, training.Pretrain(), store, self.recipe(), "pretrain")
+        model = Model(self.out, decoder, tokenizer, (tokenizer.eos_token_id,))
+        return self.finish(model, self.validate(decoder, None, store))
+
+    def _tokenizer(self) -> Any:
+        """The given one, the one of an earlier start, or one trained now."""
+        from shallowdraft.building.corpus import read_corpus, train_tokenizer
+        from shallowdraft.errors import VocabularyError
+        from shallowdraft.models.vocabulary import load_tokenizer
+
+        kept = self.work / "tokenizer"
+        found = load_tokenizer(Path(self.tokenizer) if self.tokenizer else kept)
+        if found is None and self.tokenizer:
+            raise VocabularyError(f"{self.tokenizer} holds no tokenizer; name a folder with tokenizer.json")
+        if found is None:
+            found = train_tokenizer((text for _, _, text in read_corpus(Path(self.corpus))), self.vocab)
+            found.save_pretrained(kept)
+        return found
