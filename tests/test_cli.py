@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -116,14 +117,16 @@ def test_demo(capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--lookahead", "0"], "lookahead is 0; it must be 1 to 32"),
-        (["--lookahead", "99"], "lookahead is 99; it must be 1 to 32"),
+        (["--lookahead", "0"], "lookahead is 0; it must be a whole number from 1 to 32"),
+        (["--lookahead", "99"], "lookahead is 99; it must be a whole number from 1 to 32"),
         (["--temperature", "-1"], "temperature is -1.0"),
         (["--top-p", "7"], "top_p is 7.0"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "a" * 99], "99 tokens"),
         (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--target", "no/such/folder"], "no such folder"),
+        (["--target", __file__], "is a file"),
+        (["--seed", "99999999999999999999"], "seed is"),
         (["--draft", "./nowhere"], "no such folder"),
         (["--dtype", "int3"], "dtype 'int3' is unknown"),
         (["--device", "cuda:9"], "CUDA GPUs"),
@@ -138,6 +141,23 @@ def test_bad_input_takes_one_line_and_exit_code_2(folders, capsys, options: list
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert said in error
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"shallowdraft {sd.__version__}\n"
+
+
+def test_a_reader_that_has_enough_is_no_error(folders):
+    command = f"{Path(sys.executable).with_name('shallowdraft')} generate --target {folders[0]} --prompt x | head -c 3"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert (len(done.stdout), done.stderr.count(b"error")) == (3, 0)
+
+
+def test_a_terminal_without_unicode_is_no_error(folders):
+    command = [str(Path(sys.executable).with_name("shallowdraft")), "generate", "--target", folders[0], "--prompt", "é"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    assert subprocess.run(command, capture_output=True, env=environment, check=False).returncode == 0
 
 
 def test_debug_shows_the_traceback(folders):

@@ -1,5 +1,8 @@
 """The command line: `shallowdraft VERB …`."""
 
+import io
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -8,6 +11,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, subcommand
 
 from shallowdraft import __doc__ as about
+from shallowdraft import __version__
 from shallowdraft.commands.demo import Demo
 from shallowdraft.commands.distill import Distill
 from shallowdraft.commands.generate import Generate
@@ -31,28 +35,40 @@ Verb = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors that the user can put right take one line and exit code 2."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments == ["--version"]:
+        print(f"shallowdraft {__version__}")
+        return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+    try:
+        return _run(arguments)
+    except BrokenPipeError:  # whoever read our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _run(arguments: list[str]) -> int:
     command: Command = tyro.cli(
         Verb,
         prog="shallowdraft",
         description=(about or "").splitlines()[0],
-        args=argv,
+        args=arguments,
         config=(FlagCreatePairsOff, OmitArgPrefixes),
     )
     try:
         return command.run()
-    except ShallowdraftError as error:
+    except BrokenPipeError:
+        raise
+    except (ShallowdraftError, OSError) as error:
         if command.debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        advice = "" if isinstance(error, ShallowdraftError) else "; check the path, its permissions and the free space"
+        print(f"error: {error}{advice}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if command.debug:
-            raise
-        print(f"error: {error}; check the path, its permissions and the free space", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def test_ids_may_be_arrays(synthetic, make):
         ([[]], {}, PromptError, "empty"),
         ([1, 400], {}, PromptError, "token id 400"),
         ([1] * 96, {}, PromptError, "96 tokens.*context of 96"),
-        ("a", {"lookahead": 0}, OptionError, "lookahead is 0; it must be 1 to 32"),
+        ("a", {"lookahead": 0}, OptionError, "lookahead is 0; it must be a whole number from 1 to 32"),
         ("a", {"lookahead": 99}, OptionError, "lookahead is 99"),
         ("a", {"max_new_tokens": 0}, OptionError, "max_new_tokens"),
         ("a", {"temperature": -1.0}, OptionError, "temperature"),
@@ -200,6 +200,17 @@ def test_ids_may_be_arrays(synthetic, make):
 def test_bad_input(synthetic, prompt, options, error, said):
     with pytest.raises(error, match=said):
         sd.generate(synthetic.target, prompt, draft=synthetic.draft, **options)
+
+
+def test_wrong_types_are_said(synthetic):
+    with pytest.raises(OptionError, match="the target is 'folder'; give a model"):
+        sd.generate("folder", "hi")
+    with pytest.raises(OptionError, match="the draft is 'folder'"):
+        sd.generate(synthetic.target, "hi", draft="folder")
+    with pytest.raises(PromptError, match="stream takes one prompt"):
+        sd.stream(synthetic.target, ["a", "b"])
+    with pytest.raises(PromptError, match="the prompt is None"):
+        sd.generate(synthetic.target, None)
 
 
 def test_unknown_options_are_errors(synthetic):

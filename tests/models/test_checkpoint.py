@@ -194,6 +194,11 @@ BREAKAGES = {
         CheckpointError,
         "holds no map",
     ),
+    "junk as a bin file": (
+        lambda f: ((f / "model.safetensors").unlink(), (f / "pytorch_model.bin").write_bytes(b"junk\n")),
+        CheckpointError,
+        "not readable as plain tensors",
+    ),
     "an empty bin file": (
         lambda f: ((f / "model.safetensors").unlink(), (f / "pytorch_model.bin").write_bytes(b"")),
         CheckpointError,

@@ -37,6 +37,11 @@ def test_a_hole_is_a_difference():
     assert compare(holed, WORDS, 10, 10).detail == "id 4 exists only in the draft"
 
 
+def test_a_fraction_of_the_vocabulary_is_no_padding():
+    large = {f"w{index}": index for index in range(4096)}
+    assert compare(large, {f"w{index}": index for index in range(512)}, 4096, 512).relation == "different"
+
+
 def test_nothing_in_common():
     assert compare({"a": 0}, {"b": 1}, 1, 2).relation == "different"
 

@@ -36,6 +36,10 @@ class Pair(ModelCommand):
 
         self.set_threads()
         dtype = resolve_dtype(self.dtype or "float32", resolve_device(self.device))
+        if not self.out:
+            raise OptionError("--out is empty; name a folder to make")
+        if self.context is not None and self.context < 2:
+            raise OptionError(f"context is {self.context}; it must be at least 2")
         out = Path(self.out)
         if any((out / role).exists() for role in ("target", "draft")):
             raise OptionError(f"{out} already holds a target or a draft; name another folder")

@@ -50,7 +50,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lookahead, int) or not 1 <= self.lookahead <= MAX_LOOKAHEAD:
-            raise OptionError(f"lookahead is {self.lookahead}; it must be 1 to {MAX_LOOKAHEAD}")
+            raise OptionError(f"lookahead is {self.lookahead!r}; it must be a whole number from 1 to {MAX_LOOKAHEAD}")
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number of at least 1")
         _ = self.sampling  # checks the rest
@@ -112,6 +112,8 @@ def generate(
 
 def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
     """`generate` for one prompt, piece by piece."""
+    if not _is_single(prompt):
+        raise PromptError("stream takes one prompt: text or token ids, and not none of them")
     return Stream(_Run(target, [prompt], Settings(**options), pieces=True))
 
 
@@ -184,6 +186,9 @@ class _Run:
     """A batch from prompts to results."""
 
     def __init__(self, target: Model, prompts: Sequence[Prompt], settings: Settings, *, pieces: bool = False) -> None:
+        for role, model in (("target", target), ("draft", settings.draft)):
+            if not isinstance(model, Model) and not (role == "draft" and model is None):
+                raise OptionError(f"the {role} is {model!r}; give a model that sd.load returned")
         if not prompts:
             raise PromptError("there is no prompt; give text, token ids, or a list of either")
         self.target, self.settings = target, settings
@@ -246,6 +251,8 @@ class _Run:
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Text, or token ids as integers, an array or a tensor of one dimension; not a list of such."""
+    if not hasattr(prompt, "__len__"):
+        raise PromptError(f"the prompt is {prompt!r}; give text, token ids, or a list of either")
     if isinstance(prompt, str) or not len(prompt):
         return isinstance(prompt, str)
     return isinstance(prompt[0], Integral) or getattr(prompt[0], "ndim", None) == 0

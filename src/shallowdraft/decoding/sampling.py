@@ -28,14 +28,14 @@ class Sampling:
             math.isfinite(self.temperature) and (self.temperature == 0 or self.temperature >= SMALLEST_TEMPERATURE)
         ):
             raise OptionError(
-                f"temperature is {self.temperature}; it must be 0 (greedy) or at least {SMALLEST_TEMPERATURE:g}"
+                f"temperature is {self.temperature}; it must be 0 (greedy) or a number from {SMALLEST_TEMPERATURE:g} up"
             )
         if self.top_k is not None and self.top_k < 1:
             raise OptionError(f"top_k is {self.top_k}; it must be at least 1, or left out to keep every token")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise OptionError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-        if self.seed < 0:
-            raise OptionError(f"seed is {self.seed}; it must be 0 or more")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed is {self.seed}; it must be 0 or more and fit into 63 bits")
 
     @property
     def greedy(self) -> bool:

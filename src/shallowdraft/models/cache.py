@@ -5,6 +5,7 @@ Shapes: L layers, B rows, H key/value heads, S slots, T tokens of a pass, D head
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +20,7 @@ class KVCache:
         per_token = shape.kv_bytes_per_token(dtype_name(dtype))
         require_memory(rows * slots * per_token, device, f"a cache of {rows} x {slots} tokens")
         size = (shape.layers, 2, rows, shape.kv_heads, slots, shape.head_dim)
-        # Zeros, not empty: a masked slot still takes part in a product, and 0 * NaN is NaN.
-        self.kv = torch.zeros(size, device=device, dtype=dtype)
+        self.kv = _zeros(size, device, dtype)
         self.layers = [(layer[0], layer[1]) for layer in self.kv]
         self.slots = slots
         self.rope = rope_tables(shape.rope, shape.head_dim, slots, device, dtype) if shape.rope else None
@@ -40,6 +40,17 @@ class KVCache:
         """The first `span` slots of a layer: keys and values [B, H, span, D]."""
         keys, values = self.layers[layer]
         return keys[:, :, :span], values[:, :, :span]
+
+
+def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros, not empty memory: a masked slot still takes part in a product, and 0 * NaN is NaN.
+
+    On a CPU they come from numpy, which asks the system for pages that are zero once touched: a long cache costs
+    nothing before it is used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, device=device, dtype=dtype)
+    return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(size)
 
 
 def rope_tables(

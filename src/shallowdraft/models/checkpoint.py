@@ -4,7 +4,6 @@ Everything is checked against the shape's layout before any weight is read, so t
 """
 
 import json
-import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -44,6 +43,8 @@ def find_folder(name: str | Path, *, weights: bool = True) -> Path:
     """A local folder as it is, or a hub id through huggingface_hub's cache; works offline once cached."""
     if Path(name).is_dir():
         return Path(name)
+    if Path(name).exists():
+        raise CheckpointError(f"{name} is a file; give the folder that holds config.json and the weights")
     text = str(name)
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise CheckpointError(
@@ -182,7 +183,7 @@ def _pickled(file: Path) -> dict[str, _Source]:
     zipped = zipfile.is_zipfile(file)  # only torch's newer format can be memory-mapped
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # junk makes the unpickler fail in any way it likes
         raise CheckpointError(
             f"{file}: not readable as plain tensors ({first_line(error)}); copy it again or convert it to safetensors"
         ) from None

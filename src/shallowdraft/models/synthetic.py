@@ -16,6 +16,7 @@ from torch import Tensor
 from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.memory import require_memory
 from shallowdraft.models.model import Model
 from shallowdraft.shapes import ModelShape
 
@@ -81,6 +82,10 @@ def make_pair(target: ModelShape, draft: ModelShape, agreement: float, *, seed: 
         )
     if not 0 <= agreement <= 1:
         raise OptionError(f"agreement is {agreement}; it must be 0 to 1")
+    if not 0 <= seed < 2**63:
+        raise OptionError(f"seed is {seed}; it must be 0 or more and fit into 63 bits")
+    # twice: saving takes a copy
+    require_memory(2 * (target.weight_bytes() + draft.weight_bytes()), torch.device("cpu"), "making such a pair")
     random = torch.Generator().manual_seed(seed)
     successor = _full_cycle(target.vocab, random)
     differing = torch.randperm(target.vocab, generator=random)[: round((1 - agreement) * target.vocab)]

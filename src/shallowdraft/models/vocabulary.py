@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from shallowdraft.errors import VocabularyError
 
+LARGEST_TAIL = 1024  # tokens that one map may have beyond the other: special tokens added later
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -72,8 +73,8 @@ def compare(
     if only and only[0] < max(common, default=0):
         owner = "target" if only[0] in target_names else "draft"
         return VocabularyCheck("different", *counts, f"id {only[0]} exists only in the {owner}")
-    if not common:
-        return VocabularyCheck("different", *counts, "no token in common")
+    if not common or len(only) > max(LARGEST_TAIL, len(common) // 100):
+        return VocabularyCheck("different", *counts, f"{len(only):,} tokens exist in one of them only")
     if only or target_size != draft_size:
         return VocabularyCheck(
             "padded",
