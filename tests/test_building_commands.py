@@ -1,6 +1,8 @@
 """pretrain, prune and distill, from a folder of text to a draft that its target accepts."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,54 @@ def test_pruned_to_the_shape_and_distilled(parent: str, corpus: str, tmp_path: P
     assert speculative.token_ids == plain.token_ids
     assert main(["distill", *distil, "--out", better]) == 2
     assert "already holds a model" in capsys.readouterr().err
+
+
+def test_pruned_by_learned_masks_without_distillation(parent: str, corpus: str, tmp_path: Path, capsys):
+    options = ["--parent", parent, "--corpus", corpus, "--shape", "1x48/4h/2kv/16hd/32", "--method", "learned"]
+    budget = ["--tokens", "30720", "--batch-tokens", "512", "--sequence", "32", "--mask-tokens", "1"]
+    assert main(["prune", *options, *budget, "--out", str(tmp_path / "draft"), "--json"]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)["shape"] == "1x48/4h/2kv/16hd/32"
+    assert not (tmp_path / "draft" / "training" / "distill").exists()
+    metrics = (tmp_path / "draft" / "training" / "masks" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics[-1])["details"]["gap"] > 0.5
+
+
+def test_the_plan_comes_first_and_may_be_all(parent: str, corpus: str, tmp_path: Path, capsys):
+    options = ["--parent", parent, "--corpus", corpus, "--shape", "1x32/2h/1kv/16hd/32", *BUDGET, "--dry-run"]
+    for method in ("importance", "learned"):
+        assert main(["prune", *options, "--method", method, "--out", str(tmp_path / method)]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert "reachable; a pass reads 0.1 MB" in said
+        assert "GiB of memory" in said
+        assert not (tmp_path / method / "config.json").exists()
+
+
+def test_distilled_on_the_targets_words_and_its_own_at_the_best_rate(parent: str, corpus: str, tmp_path: Path, capsys):
+    options = ["--draft", parent, "--target", parent, "--corpus", corpus, *BUDGET[:-2]]
+    more = ["--generated", "2048", "--rollout", "0.25", "--out", str(tmp_path / "d")]
+    assert main(["distill", *options, *more]) == 0
+    found = capsys.readouterr()
+    assert found.err.count("learning rate") == 3
+    assert "greedy tar" in found.out
+    assert sorted(p.name for p in (tmp_path / "d" / "training").glob("rate-*")) == [
+        "rate-0.002",
+        "rate-0.004",
+        "rate-0.008",
+    ]
+
+
+@pytest.mark.slow
+def test_a_command_under_torchrun(parent: str, corpus: str, tmp_path: Path):
+    options = ["--parent", parent, "--corpus", corpus, "--shape", "1x32/2h/1kv/16hd/32", "--generated", "1024", *BUDGET]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "shallowdraft"]
+    for method, budget in (("importance", "4096"), ("learned", "40960")):
+        out = str(tmp_path / method)
+        command = [sys.executable, *launch, "prune", *options, "--method", method, "--tokens", budget, "--out", out]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("held out") == 1
+        assert str(sd.load(out).shape) == "1x32/2h/1kv/32"
 
 
 @pytest.mark.parametrize(

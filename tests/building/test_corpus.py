@@ -142,3 +142,19 @@ def test_a_corpus_without_text(tmp_path: Path, tokenizer):
 def test_too_little_text_for_a_sequence(corpus: Path, tokenizer, tmp_path: Path):
     with pytest.raises(CorpusError, match="no domain has 1,000,001 tokens"):
         batches(corpus, tokenizer, tmp_path, sequence=1_000_000)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_saved_data_set_is_a_corpus(tmp_path: Path, split: bool):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list(
+        [{"text": f"text {i}", "domain": "even" if i % 2 == 0 else "odd"} for i in range(4)]
+    )
+    saved = datasets.DatasetDict({"train": rows, "validation": rows.select([0])}) if split else rows
+    saved.save_to_disk(str(tmp_path / "set"))
+    found = list(read_corpus(tmp_path / "set"))
+    assert sorted(found)[:2] == [("even", "train", "text 0"), ("even", "train", "text 2")] if not split else True
+    assert [text for _, part, text in found if part == "val"] == (["text 0"] if split else ["text 1"])
+    datasets.Dataset.from_dict({"words": ["a"]}).save_to_disk(str(tmp_path / "wrong"))
+    with pytest.raises(CorpusError, match='no "text" column'):
+        list(read_corpus(tmp_path / "wrong"))

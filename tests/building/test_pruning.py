@@ -24,7 +24,7 @@ def parent(request: pytest.FixtureRequest, folder) -> Decoder:
 
 def logits(decoder: Decoder) -> torch.Tensor:
     with torch.inference_mode():
-        return decoder.head(decoder.read(TOKENS))
+        return decoder.logits(TOKENS)
 
 
 def zeroed(parent: Decoder, cut, wanted: ModelShape) -> Decoder:

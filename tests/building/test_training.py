@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from shallowdraft.building.corpus import Batches, TokenStore, write_store
-from shallowdraft.building.training import Distil, Pretrain, Recipe, fresh_decoder, train, validate
+from shallowdraft.building.jobs import Distil, Pretrain
+from shallowdraft.building.training import Recipe, fresh_decoder, train, validate
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.synthetic import byte_tokenizer
 from shallowdraft.shapes import ModelShape
@@ -51,7 +52,7 @@ def test_pretraining_and_distilling_raise_acceptance(store: TokenStore, tmp_path
     records = list(train(target, Pretrain(), reader(store), RECIPE, tmp_path / "target"))
     assert [record.step for record in records] == list(range(1, 41))
     assert validate(target, None, reader(store, "val"), 2)["loss"] < 0.6 * before
-    draft = fresh_decoder(ModelShape(1, 16, 2, 24, 320), seed=2)
+    draft = fresh_decoder(ModelShape(1, 32, 2, 48, 320), seed=2)
     before = validate(draft, target, reader(store, "val"), 2)
     list(train(draft, Distil(target, "hybrid"), reader(store), RECIPE, tmp_path / "draft"))
     after = validate(draft, target, reader(store, "val"), 2)
@@ -130,7 +131,8 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_training import RECIPE, SHAPE, reader
 from shallowdraft.building.corpus import open_store
-from shallowdraft.building.training import Pretrain, fresh_decoder, train
+from shallowdraft.building.jobs import Pretrain
+from shallowdraft.building.training import fresh_decoder, train
 torch.set_num_threads(1)
 store = open_store(Path({store!r}))
 for record in train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, Path(sys.argv[1])):

@@ -2,7 +2,8 @@
 
 A corpus is a folder of files named `domain.jsonl`, `domain-00.jsonl.xz`, `domain.txt` …: the domain is what stands
 before the first dash or dot. JSON lines carry a `text` field; a plain text file is one document. Files named
-`domain-val…` are the validation part; without one, every hundredth document of the domain is.
+`domain-val…` are the validation part; without one, every hundredth document of the domain is. A folder that the package
+`datasets` saved will do too.
 
 A store holds each domain's documents end to end as one memory-mapped array of token ids, an end token after each.
 """
@@ -11,7 +12,7 @@ import gzip
 import hashlib
 import json
 import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ Part = Literal["train", "val"]
 _Document = tuple[str, Part, str]
 VALIDATION_EVERY = 100
 DOCUMENTS_AT_ONCE = 256  # tokenizers uses all cores within a group
+_DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}
 
 
@@ -84,13 +86,34 @@ def _text_of(path: Path, number: int, line: str) -> str:
 
 def read_corpus(folder: Path) -> Iterator[_Document]:
     """Every non-empty document with its domain and part."""
+    saved = any((folder / name).exists() for name in _DATASET_FILES)
+    documents = _read_dataset(folder) if saved else _read_files(folder)
+    yield from (document for document in documents if document[2].strip())
+
+
+def _read_dataset(folder: Path) -> Iterator[_Document]:
+    """A data set that `datasets` saved: columns "text" and, if there is one, "domain"; splits train and validation."""
+    try:
+        from datasets import Dataset, load_from_disk
+    except ImportError:
+        raise CorpusError(f"{folder} holds a data set; `pip install datasets` to read it") from None
+    found = load_from_disk(str(folder))
+    splits = {"train": found} if isinstance(found, Dataset) else dict(found)
+    if unknown := [name for name, split in splits.items() if "text" not in split.column_names]:
+        raise CorpusError(f'{folder}: split {unknown[0]} has no "text" column, only {splits[unknown[0]].column_names}')
+    for name in splits.keys() & {"train", "validation"}:
+        for number, row in enumerate(splits[name]):
+            held_out = name == "validation" or ("validation" not in splits and number % VALIDATION_EVERY == 1)
+            yield row.get("domain", folder.name), "val" if held_out else "train", row["text"]
+
+
+def _read_files(folder: Path) -> Iterator[_Document]:
     sources = find_sources(folder)
     has_validation = {source.domain for source in sources if source.validation}
     for source in sources:
         for number, text in enumerate(read_documents(source.path)):
             held_out = source.validation or (source.domain not in has_validation and number % VALIDATION_EVERY == 1)
-            if text.strip():
-                yield source.domain, "val" if held_out else "train", text
+            yield source.domain, "val" if held_out else "train", text
 
 
 def train_tokenizer(documents: Iterator[str], vocab: int) -> Any:
@@ -137,6 +160,10 @@ class TokenStore:
     def domains(self) -> list[str]:
         return [domain for domain, parts in self.counts.items() if parts["train"]]
 
+    @property
+    def tokens_in_all(self) -> int:
+        return sum(sum(parts.values()) for parts in self.counts.values())
+
     def tokens(self, domain: str, part: Part) -> npt.NDArray[np.unsignedinteger]:
         """All tokens of a part, memory-mapped."""
         return np.memmap(self.folder / f"{domain}.{part}.bin", dtype=_id_type(self.vocab), mode="r")
@@ -172,11 +199,32 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
             file.close()
     if not any(parts["train"] for parts in counts.values()):
         raise CorpusError(f"{corpus}: holds no text to train on")
-    store = TokenStore(folder, fingerprint(tokenizer), vocab, counts)
+    return _complete(TokenStore(folder, fingerprint(tokenizer), vocab, counts))
+
+
+def extend_store(
+    store: TokenStore, folder: Path, domain: str, *, train: npt.NDArray[np.int64], val: npt.NDArray[np.int64]
+) -> TokenStore:
+    """A store in another folder with one more domain; the files of the others are shared."""
+    if domain in store.counts:
+        raise CorpusError(f"{store.folder} has a domain {domain!r} already")
+    folder.mkdir(parents=True, exist_ok=True)
+    for known, parts in store.counts.items():
+        for name in (f"{known}.{part}.bin" for part, count in parts.items() if count):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to((store.folder / name).resolve())
+    for part, tokens in (("train", train), ("val", val)):
+        (folder / f"{domain}.{part}.bin").write_bytes(tokens.astype(_id_type(store.vocab)).tobytes())
+    counts = store.counts | {domain: {"train": train.size, "val": val.size}}
+    return _complete(TokenStore(folder, store.tokenizer, store.vocab, counts))
+
+
+def _complete(store: TokenStore) -> TokenStore:
+    """Write the description, which makes a folder a store."""
     description = json.dumps({k: v for k, v in asdict(store).items() if k != "folder"}, indent=2)
-    partial = folder / "store.json.partial"
+    partial = store.folder / "store.json.partial"
     partial.write_text(description + "\n", encoding="utf-8")
-    partial.replace(folder / "store.json")
+    partial.replace(store.folder / "store.json")
     return store
 
 
@@ -207,7 +255,7 @@ class Batches:
         rows: int,
         sequence: int,
         seed: int,
-        domains: list[str] | None = None,
+        domains: Sequence[str] | None = None,
     ) -> None:
         self.store, self.part, self.rows, self.sequence, self.seed = store, part, rows, sequence, seed
         wanted = domains or store.domains

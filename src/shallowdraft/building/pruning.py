@@ -16,6 +16,8 @@ from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.shapes import ModelShape
 
+MOST_CANDIDATES = 5
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -84,7 +86,8 @@ def choose(parent: ModelShape, wanted: ModelShape, importance: Importance, layer
 
 def carve(parent: Decoder, wanted: ModelShape, cut: Cut) -> Decoder:
     """A dense decoder of the wanted shape with the parent's weights at the kept indices."""
-    shape, state = child_shape(parent.shape, wanted), parent.dense_state()
+    kept_full = sum(layer < parent.shape.full_layers for layer in cut.layers)
+    shape, state = replace(child_shape(parent.shape, wanted), full_layers=kept_full), parent.dense_state()
     carved = {}
     for name in shape.layout():
         parts = name.split(".")

@@ -1,24 +1,26 @@
-"""The training loop: pre-training and distillation, one loop in plain torch.
+"""The training loop: pre-training, pruning by learned masks and distillation, one loop in plain torch.
 
 `train` yields a record a step; whoever calls it shows progress. Everything that the rest of a run depends on (weights,
 optimiser, data position) is written to one file that is replaced whole, so a run killed at any moment goes on from
 there to the very same weights.
 """
 
-import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from shallowdraft.building import sharding
+from shallowdraft.building.balance import Balance
 from shallowdraft.building.corpus import Batches
-from shallowdraft.building.losses import OBJECTIVES, acceptance, tar_from_runs
+from shallowdraft.building.jobs import Job, cross_entropy
+from shallowdraft.building.losses import acceptance, tar_from_runs
+from shallowdraft.building.resuming import RunState
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
@@ -65,7 +67,7 @@ class Recipe:
         return math.ceil(self.tokens / (self.rows * self.sequence))
 
     def rate(self, step: int) -> float:
-        """Learning rate: a linear rise, then half a cosine."""
+        """Learning rate of a step: a linear rise, then half a cosine."""
         rise = max(1, round(self.warmup * self.steps))
         if step < rise:
             return self.learning_rate * (step + 1) / rise
@@ -73,42 +75,9 @@ class Recipe:
         return self.learning_rate * (self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * done)) / 2)
 
 
-class Job(Protocol):
-    """What is being learned."""
-
-    description: dict[str, Any]
-    """What makes two runs the same run."""
-
-    def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
-        """The loss [B, T] of predicting tokens [B, T + 1] from those before them."""
-
-
-class Pretrain:
-    """Next-token cross-entropy on a corpus."""
-
-    def __init__(self) -> None:
-        self.description: dict[str, Any] = {"job": "pretrain"}
-
-    def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
-        return _cross_entropy(model.head(model.read(tokens[:, :-1])), tokens)
-
-
-class Distil:
-    """The target's distributions, by one of the objectives, or the corpus's own tokens with `cross-entropy`."""
-
-    def __init__(self, target: Decoder, objective: str = "forward-kl") -> None:
-        if objective != "cross-entropy" and objective not in OBJECTIVES:
-            raise OptionError(f"objective {objective!r} is unknown; use {', '.join([*OBJECTIVES, 'cross-entropy'])}")
-        self.target, self.objective = target, objective
-        self.description: dict[str, Any] = {"job": "distil", "objective": objective, "target": str(target.shape)}
-
-    def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
-        draft = model.head(model.read(tokens[:, :-1]))
-        if self.objective == "cross-entropy":
-            return _cross_entropy(draft, tokens)
-        with torch.no_grad():
-            target = self.target.head(self.target.read(tokens[:, :-1]))
-        return OBJECTIVES[self.objective](target[..., : draft.shape[-1]], draft)
+def usual_rate(shape: ModelShape) -> float:
+    """A learning rate to start from: wider models need smaller ones."""
+    return min(4e-3, max(1e-4, 0.4 / shape.d_model))
 
 
 @dataclass(frozen=True)
@@ -122,21 +91,45 @@ class Step:
     learning_rate: float
     tokens: int
     tokens_per_s: float
+    details: dict[str, float]
+    """What the job says of it."""
 
 
-def train(model: Decoder, job: Job, batches: Batches, recipe: Recipe, folder: Path) -> Iterator[Step]:
-    """Train in place, going on from `folder` if it holds an unfinished run of the same kind; one record a step."""
+def train(
+    model: Decoder,
+    job: Job,
+    batches: Batches,
+    recipe: Recipe,
+    folder: Path,
+    *,
+    balance: Balance | None = None,
+    compiled: bool = False,
+    recompute: bool = False,
+) -> Iterator[Step]:
+    """Train in place, going on from `folder` if it holds an unfinished run of the same kind; one record a step.
+
+    `compiled` puts the loss through torch.compile; `recompute` saves memory by computing each block's activations
+    again on the way back.
+    """
     model.requires_grad_(True).train()
-    optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
-    run = _Checkpoint(folder, model, optimiser, batches, _description(model.shape, job, recipe))
+    model.recompute = recompute
+    sharding.shard(model)
+    optimiser = _optimiser(model, job, recipe)
+    description = {"shape": model.shape.to_config(), **job.description, "recipe": asdict(recipe)}
+    run = RunState(folder, model, job.learned, optimiser, batches, description)
+    loss_of = torch.compile(job.loss) if compiled else job.loss
     first, best, worse = run.resume(), math.inf, 0
     for step in range(first, recipe.steps):
         begin_s = time.perf_counter()
-        for group in optimiser.param_groups:
-            group["lr"] = recipe.rate(step)
-        loss = _accumulate(model, job, torch.from_numpy(batches.next()).to(model.device), recipe.micro_rows)
-        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip))
-        best, worse = min(best, loss), worse + 1 if loss > DIVERGED * best else 0
+        job.begin(step, recipe.steps)
+        optimiser.param_groups[0]["lr"] = recipe.rate(step)
+        tokens = torch.from_numpy(sharding.own_rows(batches.next())).to(model.device)
+        loss = _accumulate(loss_of, model, tokens, recipe)
+        if (penalty := job.penalty()) is not None:
+            penalty.backward()
+        sharding.average_gradients(job.learned)
+        norm = sharding.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)).item()
+        best, worse = min(best, loss), worse + 1 if loss > DIVERGED * best and not job.may_rise else 0
         if not math.isfinite(loss + norm) or worse >= PATIENCE:
             raise TrainingError(
                 f"the loss is {loss:.3g} after {step} steps, the best was {best:.3g}: training diverged; "
@@ -144,26 +137,39 @@ def train(model: Decoder, job: Job, batches: Batches, recipe: Recipe, folder: Pa
             )
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        tokens = (step + 1) * recipe.rows * recipe.sequence
+        details = job.end()
+        if balance is not None and (step + 1) % balance.every == 0:
+            batches.weights = balance.update(batches.weights, model)
+            details |= {f"weight_{domain}": weight for domain, weight in batches.weights.items()}
+        done = (step + 1) * recipe.rows * recipe.sequence
         speed = recipe.rows * recipe.sequence / (time.perf_counter() - begin_s)
-        record = Step(step + 1, recipe.steps, loss, norm, recipe.rate(step), tokens, speed)
-        run.log(record)
+        record = Step(step + 1, recipe.steps, loss, norm, recipe.rate(step), done, speed, details)
+        run.log(asdict(record))
         if (step + 1) % recipe.save_every == 0 or step + 1 == recipe.steps:
             run.save(step + 1)
         yield record
     model.requires_grad_(False).eval()
 
 
-def _accumulate(model: Decoder, job: Job, tokens: Tensor, micro_rows: int) -> float:
-    """Gradients of the mean loss of a batch [B, T + 1], some rows at a time; that mean."""
+def _optimiser(model: Decoder, job: Job, recipe: Recipe) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    if job.learned is not None:
+        rate = job.learned_rate(recipe.steps)
+        groups.append({"params": list(job.learned.parameters()), "lr": rate, "weight_decay": 0.0})
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
+
+
+def _accumulate(loss_of: Callable[[Decoder, Tensor], Tensor], model: Decoder, tokens: Tensor, recipe: Recipe) -> float:
+    """Gradients of the mean loss of a batch, some rows [B, T + 1] of this process at a time; that mean."""
     total = torch.zeros((), device=tokens.device)
-    for rows in tokens.split(micro_rows):
+    for rows in tokens.split(recipe.micro_rows):
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.device.type == "cuda"):
-            losses = job.loss(model, rows)
-        share = losses.float().sum() / (tokens.shape[0] * (tokens.shape[1] - 1))
+            losses = loss_of(model, rows)
+        # Gradients are averaged over processes, so each counts its own rows that many times.
+        share = losses.float().sum() * sharding.processes() / (recipe.rows * recipe.sequence)
         share.backward()
         total += share.detach()
-    return float(total)
+    return sharding.mean(total)
 
 
 @torch.no_grad()
@@ -172,10 +178,10 @@ def validate(model: Decoder, target: Decoder | None, batches: Batches, count: in
     sums: dict[str, float] = {}
     for _ in range(count):
         tokens = torch.from_numpy(batches.next()).to(model.device)
-        draft = model.head(model.read(tokens[:, :-1]))
-        found = {"loss": float(_cross_entropy(draft, tokens).mean())}
+        draft = model.logits(tokens[:, :-1])
+        found = {"loss": float(cross_entropy(draft, tokens).mean())}
         if target is not None:
-            logits = target.head(target.read(tokens[:, :-1]))[..., : draft.shape[-1]]
+            logits = target.logits(tokens[:, :-1])[..., : draft.shape[-1]]
             matches = logits.argmax(-1) == draft.argmax(-1)
             found["acceptance"] = float(acceptance(logits, draft).mean())
             found["greedy_match"] = float(matches.float().mean())
@@ -185,7 +191,7 @@ def validate(model: Decoder, target: Decoder | None, batches: Batches, count: in
 
 
 def fresh_decoder(shape: ModelShape, seed: int) -> Decoder:
-    """Weights to start pre-training from: normal, 0.02 wide, narrower where a block writes to the residual stream."""
+    """Weights to start pre-training from: normal, sqrt(2 / 5 / inputs) wide, narrower where a block writes back."""
     random = torch.Generator().manual_seed(seed)
     state = {}
     for name, parts in shape.layout().items():
@@ -193,70 +199,8 @@ def fresh_decoder(shape: ModelShape, seed: int) -> Decoder:
         if len(size) == 1:
             state[name] = torch.ones(size) if name.endswith("norm.weight") else torch.zeros(size)
             continue
-        writes = name.split(".")[-2] in ("out", "down")
-        state[name] = torch.randn(size, generator=random) * (0.02 / math.sqrt(2 * shape.layers) if writes else 0.02)
+        module = name.split(".")[-2]
+        width = 0.02 if module in ("embed", "positions", "head") else math.sqrt(0.4 / size[1])
+        width /= math.sqrt(2 * shape.layers) if module in ("out", "down") else 1
+        state[name] = torch.randn(size, generator=random) * width
     return assemble(shape, state)
-
-
-class _Checkpoint:
-    """The state of a run on disk: `state.pt`, replaced whole, and the metrics up to it."""
-
-    def __init__(
-        self,
-        folder: Path,
-        model: Decoder,
-        optimiser: torch.optim.Optimizer,
-        batches: Batches,
-        description: Mapping[str, Any],
-    ) -> None:
-        self.path, self._metrics = folder / "state.pt", folder / "metrics.jsonl"
-        self._model, self._optimiser, self._batches = model, optimiser, batches
-        self._description = dict(description)
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def save(self, step: int) -> None:
-        state = {
-            "description": self._description,
-            "step": step,
-            "model": self._model.state_dict(),
-            "optimiser": self._optimiser.state_dict(),
-            "batches": self._batches.state,
-        }
-        partial = self.path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.path)
-
-    def resume(self) -> int:
-        """Load what was saved, if anything; the step to go on with."""
-        if not self.path.exists():
-            self._metrics.unlink(missing_ok=True)
-            return 0
-        state = torch.load(self.path, map_location=self._model.device, weights_only=True)
-        if state["description"] != self._description:
-            raise TrainingError(f"{self.path} belongs to another run; name another folder, or remove it to start anew")
-        self._model.load_state_dict(state["model"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._batches.restore(state["batches"])
-        self._forget_after(state["step"])
-        return int(state["step"])
-
-    def log(self, record: Step) -> None:
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
-
-    def _forget_after(self, step: int) -> None:
-        """Steps after the saved one are done again; their records would stand there twice."""
-        lines = self._metrics.read_text(encoding="utf-8").splitlines(keepends=True) if self._metrics.exists() else []
-        kept = self._metrics.with_suffix(".partial")
-        kept.write_text("".join(lines[:step]), encoding="utf-8")
-        kept.replace(self._metrics)
-
-
-def _description(shape: ModelShape, job: Job, recipe: Recipe) -> dict[str, Any]:
-    return {"shape": shape.to_config(), **job.description, "recipe": asdict(recipe)}
-
-
-def _cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(
-        tokens.shape[0], -1
-    )

@@ -1,34 +1,113 @@
 """shallowdraft distill: train a draft on what its target says."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from shallowdraft.commands.training import TrainingCommand
+from shallowdraft.commands.training import SWEEP_SHARE, SWEPT, TrainingCommand, say
+
+if TYPE_CHECKING:
+    import torch
+
+    from shallowdraft.building.workshop import Workshop
+    from shallowdraft.models.decoder import Decoder
+    from shallowdraft.models.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(TrainingCommand):
+class DistillingCommand(TrainingCommand):
+    """What every command takes that ends in distillation."""
+
+    objective: str = "forward-kl"
+    """forward-kl, reverse-kl, jensen-shannon, total-variation, hybrid or cross-entropy."""
+    generated: int = 0
+    """Tokens that the target writes itself after prompts from the corpus, as one more domain of text."""
+    rollout: float = 0.0
+    """Share of the rows whose second half is the draft's own words, scored by the target."""
+
+    def start(self) -> "torch.device":
+        from shallowdraft.building.jobs import require_objective
+
+        require_objective(self.objective, self.rollout)
+        return super().start()
+
+    @property
+    def sweeps(self) -> float:
+        """What the search for a learning rate takes, over the run itself."""
+        return SWEEP_SHARE * len(SWEPT)
+
+    def distil(
+        self, shop: "Workshop", draft: "Decoder", target: "Model", tokens: int
+    ) -> "tuple[Decoder, dict[str, float]]":
+        """Find a learning rate unless one is given, train, and measure; the draft in one piece."""
+        from shallowdraft.building import sharding
+        from shallowdraft.building.jobs import Distil
+        from shallowdraft.building.workshop import sweep
+
+        shop = self._with_generated(shop, target)
+        job = Distil(target.decoder, self.objective, rollout=self.rollout, seed=self.seed)
+        recipe = replace(self.recipe(draft.shape), tokens=max(1, tokens))
+        if self.learning_rate is None and tokens:
+            rates = tuple(factor * recipe.learning_rate for factor in SWEPT)
+            found = sweep(shop, draft, job, recipe, rates=rates, share=SWEEP_SHARE)
+            say(", ".join(f"learning rate {rate:.2g}: acceptance {value:.3f}" for rate, value in found.items()))
+            recipe = replace(recipe, learning_rate=max(found, key=lambda rate: found[rate]))
+        if tokens:
+            shop.train("distill", draft, job, recipe)
+        measured = shop.validate(draft, target.decoder, self.sequence)
+        return sharding.gathered(draft), measured
+
+    def _with_generated(self, shop: "Workshop", target: "Model") -> "Workshop":
+        """The workshop with the target's own text beside the corpus."""
+        if not self.generated:
+            return shop
+        from rich.console import Console
+        from rich.progress import Progress
+
+        from shallowdraft.building import sharding
+        from shallowdraft.building.continuations import write_continuations
+        from shallowdraft.building.corpus import TokenStore, open_store
+
+        folder = self.work / "generated"
+        if sharding.is_first() and not (folder / "store.json").exists():
+            half = self.sequence // 2
+            texts = write_continuations(
+                shop.store,
+                target.decoder,
+                folder,
+                tokens=self.generated,
+                prompt=self.sequence - half,
+                length=half,
+                rows=self.recipe().rows,
+                seed=self.seed,
+            )
+            with Progress(console=Console(stderr=True)) as progress:
+                task = progress.add_task("the target writes", total=self.generated)
+                for done in texts:
+                    if not isinstance(done, TokenStore):
+                        progress.update(task, completed=done)
+        sharding.wait()
+        return replace(shop, store=open_store(folder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(DistillingCommand):
     """Train a draft to agree with its target: the share of tokens that the target accepts is what rises.
 
     Example: shallowdraft distill --draft DIR --target DIR --corpus text --tokens 5000000 --out better-draft
     """
 
     draft: str
-    """Checkpoint folder or hub id to start from."""
+    """Checkpoint folder, hub id or zoo name to start from."""
     target: str
-    """Checkpoint folder or hub id of the model to agree with."""
-    objective: str = "forward-kl"
-    """forward-kl, reverse-kl, jensen-shannon, total-variation, hybrid or cross-entropy."""
+    """Checkpoint folder, hub id or zoo name of the model to agree with."""
 
     def run(self) -> int:
-        from shallowdraft.building.training import Distil
         from shallowdraft.models.model import check_vocabulary, load
 
-        self.check()
-        target = load(self.target, self.dtype, self.device, trainable=True)
-        draft = load(self.draft, "float32", self.device, trainable=True)
+        device = self.start()
+        target = load(self.target, self.dtype, device, trainable=True)
+        draft = load(self.draft, "float32", device, trainable=True)
         check_vocabulary(target, draft).require()
-        tokenizer = target.require_tokenizer()
-        store = self.store(tokenizer)
-        self.train(draft.decoder, Distil(target.decoder, self.objective), store, self.recipe(), "distill")
-        measured = self.validate(draft.decoder, target.decoder, store)
-        return self.finish(replace(draft, name=self.out), measured)
+        shop = self.workshop(target.require_tokenizer())
+        decoder, measured = self.distil(shop, draft.decoder, target, self.tokens)
+        return self.finish(replace(draft, name=self.out, decoder=decoder), measured)

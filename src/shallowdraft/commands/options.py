@@ -10,6 +10,7 @@ from shallowdraft.errors import OptionError
 
 Name = Annotated[str | None, arg(metavar="NAME")]
 Number = Annotated[int | None, arg(metavar="N")]
+Rate = Annotated[float | None, arg(metavar="R")]
 
 
 @dataclass(frozen=True, kw_only=True)

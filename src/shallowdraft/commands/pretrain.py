@@ -26,21 +26,24 @@ class Pretrain(TrainingCommand):
     """Longest text that the model is made for."""
 
     def run(self) -> int:
-        from shallowdraft.building import training
-        from shallowdraft.models.model import Model, resolve_device
+        from shallowdraft.building import jobs, sharding
+        from shallowdraft.building.training import fresh_decoder
+        from shallowdraft.models.model import Model
 
-        self.check()
+        device = self.start()
         shape = replace(shapes.parse(self.shape, context=self.context), tied=True)
         tokenizer = self._tokenizer()
         shape = replace(shape, vocab=len(tokenizer))
-        store = self.store(tokenizer)
-        decoder = training.fresh_decoder(shape, self.seed).to(resolve_device(self.device))
-        self.train(decoder, training.Pretrain(), store, self.recipe(), "pretrain")
-        model = Model(self.out, decoder, tokenizer, (tokenizer.eos_token_id,))
-        return self.finish(model, self.validate(decoder, None, store))
+        shop = self.workshop(tokenizer)
+        decoder = fresh_decoder(shape, self.seed).to(device)
+        shop.train("pretrain", decoder, jobs.Pretrain(), self.recipe(shape))
+        measured = shop.validate(decoder, None, self.sequence)
+        model = Model(self.out, sharding.gathered(decoder), tokenizer, (tokenizer.eos_token_id,))
+        return self.finish(model, measured)
 
     def _tokenizer(self) -> Any:
         """The given one, the one of an earlier start, or one trained now."""
+        from shallowdraft.building import sharding
         from shallowdraft.building.corpus import read_corpus, train_tokenizer
         from shallowdraft.errors import VocabularyError
         from shallowdraft.models.vocabulary import load_tokenizer
@@ -49,7 +52,11 @@ class Pretrain(TrainingCommand):
         found = load_tokenizer(Path(self.tokenizer) if self.tokenizer else kept)
         if found is None and self.tokenizer:
             raise VocabularyError(f"{self.tokenizer} holds no tokenizer; name a folder with tokenizer.json")
-        if found is None:
+        if found is None and not sharding.is_first():
+            sharding.wait()
+            found = load_tokenizer(kept)
+        elif found is None:
             found = train_tokenizer((text for _, _, text in read_corpus(Path(self.corpus))), self.vocab)
             found.save_pretrained(kept)
+            sharding.wait()
         return found

@@ -1,71 +1,102 @@
 """shallowdraft prune: carve a draft of an exact shape out of a parent, then distil it."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shallowdraft import shapes
-from shallowdraft.commands.training import TrainingCommand, say
+from shallowdraft.commands.distill import DistillingCommand
+from shallowdraft.commands.training import say, say_plan
 
 if TYPE_CHECKING:
-    from shallowdraft.building.corpus import TokenStore
+    from shallowdraft.building.workshop import Workshop
     from shallowdraft.models.decoder import Decoder
-
-IMPORTANCE_BATCHES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prune(TrainingCommand):
+class Prune(DistillingCommand):
     """Carve a draft of exactly the shape you ask for out of a parent, and distil it on the parent.
 
-    What stays is chosen by importance. Several sets of layers are tried and trained a little; the best is trained on.
+    By importance, several sets of layers are tried and trained a little; the best is trained on. Learned masks
+    (Sheared-LLaMA) are trained together with the parent's weights instead.
     Example: shallowdraft prune --parent DIR --shape 2x256/4h/688 --corpus text --tokens 5000000 --out draft
     """
 
     parent: str
-    """Checkpoint folder or hub id to prune; for a draft, the target itself or a model of its family."""
+    """Checkpoint folder, hub id or zoo name to prune; for a draft, the target itself or a model of its family."""
     shape: str
     """layers x d_model / heads / ffn like 2x256/4h/688; no larger than the parent, heads of the parent's width."""
-    objective: str = "forward-kl"
-    """forward-kl, reverse-kl, jensen-shannon, total-variation, hybrid or cross-entropy."""
+    method: Literal["importance", "learned"] = "importance"
+    """How to choose what stays."""
     probe: float = 0.1
-    """Share of the tokens that each candidate set of layers is tried with."""
+    """Importance: share of the tokens that each candidate set of layers is tried with."""
+    mask_tokens: float = 0.5
+    """Learned: share of the tokens that masks are trained on; the rest distils what they keep. 1: no distillation."""
+    dry_run: bool = False
+    """Say what it costs and takes, and stop."""
 
     def run(self) -> int:
         from shallowdraft.building.pruning import child_shape, require_reachable
-        from shallowdraft.building.training import Distil
         from shallowdraft.models.model import load
 
-        self.check()
-        parent = load(self.parent, "float32", self.device, trainable=True)
+        device = self.start()
+        parent = load(self.parent, "float32", device, trainable=True)
         wanted = shapes.parse(self.shape, vocab=parent.shape.vocab, context=parent.shape.context)
         wanted = replace(wanted, head_dim=parent.shape.head_dim) if "hd" not in self.shape else wanted
         require_reachable(parent.shape, wanted)
         child = child_shape(parent.shape, wanted)
-        say(f"{parent.shape} ({parent.shape.parameters:,} parameters) -> {child} ({child.parameters:,})")
-        store = self.store(parent.require_tokenizer())
-        decoder = self._best(parent.decoder, wanted, store)
-        self.train(decoder, Distil(parent.decoder, self.objective), store, self.recipe(), "distill")
-        measured = self.validate(decoder, parent.decoder, store)
+        self._say_costs(parent.shape, child)
+        shop = self.workshop(parent.require_tokenizer())
+        if not self._plan(shop, parent.decoder, child):
+            return 0
+        carved = self._carve(shop, parent.decoder, wanted)
+        decoder, measured = self.distil(shop, carved, parent, self.tokens - self._tokens_for_masks)
         return self.finish(replace(parent, name=self.out, decoder=decoder), measured)
 
-    def _best(self, parent: "Decoder", wanted: shapes.ModelShape, store: "TokenStore") -> "Decoder":
-        """Carve each candidate, distil it a little, keep the one that the parent accepts most of."""
-        import torch
+    @property
+    def _tokens_for_masks(self) -> int:
+        return round(self.tokens * self.mask_tokens) if self.method == "learned" else 0
 
-        from shallowdraft.building.importance import measure_importance
-        from shallowdraft.building.pruning import carve, choose, layer_candidates
-        from shallowdraft.building.training import Distil
+    def _say_costs(self, parent: shapes.ModelShape, child: shapes.ModelShape) -> None:
+        say(
+            f"{parent} ({parent.parameters:,} parameters) -> {child} ({child.parameters:,}): reachable; a pass reads "
+            f"{child.pass_bytes() / 1e6:,.1f} MB of float32 weights, {child.pass_bytes() / parent.pass_bytes():.0%} of "
+            f"the parent's, through {child.layers} of {parent.layers} layers"
+        )
 
-        reader = self.batches(store)
-        text = (torch.from_numpy(reader.next()[:, :-1]).to(parent.device) for _ in range(IMPORTANCE_BATCHES))
-        importance = measure_importance(parent, text)
-        recipe = self.recipe(max(1, round(self.tokens * self.probe)))
-        tried = {}
-        for layers in layer_candidates(importance, wanted.layers):
-            cut = choose(parent.shape, wanted, importance, layers)
-            name = "layers-" + "-".join(map(str, layers))
-            decoder = carve(parent, wanted, cut)
-            self.train(decoder, Distil(parent, self.objective), store, recipe, name)
-            tried[layers] = self.validate(decoder, parent, store)["acceptance"], decoder
-            say(f"layers {', '.join(map(str, layers))}: acceptance {tried[layers][0]:.3f}")
-        return max(tried.values(), key=lambda one: one[0])[1]
+    def _plan(self, shop: "Workshop", parent: "Decoder", child: shapes.ModelShape) -> bool:
+        """Say what it will take; whether to go on."""
+        import copy
+
+        from shallowdraft.building.jobs import Distil
+        from shallowdraft.building.masks import Shear
+        from shallowdraft.building.plan import make_plan
+        from shallowdraft.building.pruning import MOST_CANDIDATES
+        from shallowdraft.building.training import fresh_decoder
+
+        recipe, corpus = self.recipe(child), shop.store.tokens_in_all
+        draft = fresh_decoder(child, 0).to(parent.device)
+        distilling = 1.0 + self.sweeps * (self.learning_rate is None)
+        if self.method == "importance":
+            runs = distilling + MOST_CANDIDATES * self.probe
+            plan = make_plan(draft, Distil(parent), recipe, parent.shape, runs=runs, corpus_tokens=corpus)
+        else:
+            job = Shear(parent, child)
+            plan = make_plan(
+                copy.deepcopy(parent), job, recipe, parent.shape, runs=self.mask_tokens, corpus_tokens=corpus
+            )
+            rest = make_plan(
+                draft, Distil(parent), recipe, parent.shape, runs=distilling * (1 - self.mask_tokens), corpus_tokens=0
+            )
+            plan = replace(plan, seconds=plan.seconds + rest.seconds)
+        say_plan(plan)
+        plan.require_room(self.work, parent.device, f"pruning to {child}")
+        return not self.dry_run
+
+    def _carve(self, shop: "Workshop", parent: "Decoder", wanted: shapes.ModelShape) -> "Decoder":
+        from shallowdraft.building.workshop import prune_by_importance, prune_by_masks
+
+        recipe = self.recipe(wanted)
+        if self.method == "importance":
+            return prune_by_importance(shop, parent, wanted, recipe, objective=self.objective, probe=self.probe)
+        recipe = replace(recipe, tokens=self._tokens_for_masks)
+        return prune_by_masks(shop, parent, wanted, recipe, objective=self.objective)

@@ -1,30 +1,40 @@
 """What the commands that train share: options, the token store, a progress line, the end."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand
+from shallowdraft.commands.options import ModelCommand, Rate
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
-    from shallowdraft.building.corpus import Batches, TokenStore
-    from shallowdraft.building.training import Job, Recipe
-    from shallowdraft.models.decoder import Decoder
-    from shallowdraft.models.model import Model
+    import torch
 
-VALIDATION_BATCHES = 4
+    from shallowdraft.building.corpus import TokenStore
+    from shallowdraft.building.plan import Plan
+    from shallowdraft.building.training import Recipe, Step
+    from shallowdraft.building.workshop import Workshop
+    from shallowdraft.models.model import Model
+    from shallowdraft.shapes import ModelShape
+
+SWEPT = (0.5, 1.0, 2.0)  # learning rates that are tried, over the one that the width suggests
+SWEEP_SHARE = 0.1  # of the tokens, for each
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCommand(ModelCommand):
-    """What every command takes that trains. Killed or interrupted, the same command goes on where it stopped."""
+    """What every command takes that trains. Killed or interrupted, the same command goes on where it stopped.
+
+    Under `torchrun --nproc-per-node N -m shallowdraft …` the work is shared by N processes.
+    """
 
     corpus: str
-    """Folder of text: domain.jsonl (lines with a "text" field) or domain.txt, also .xz, .gz; domain-val is held out."""
+    """Folder of text: domain.jsonl (lines with a "text" field) or domain.txt, also .xz, .gz; domain-val is held out.
+    Or a folder that `datasets` saved."""
     out: str
     """Folder for the model; OUT/training holds tokens, the state of the run and metrics.jsonl."""
     tokens: int
@@ -33,10 +43,14 @@ class TrainingCommand(ModelCommand):
     """Tokens in a batch."""
     sequence: int = 256
     """Tokens in a sequence."""
-    learning_rate: float = 1e-3
-    """Peak of the learning rate."""
+    learning_rate: Rate = None
+    """Peak of the learning rate. Default: what the model's width suggests; prune and distill try three around it."""
     seed: int = 0
     """Seed of the order of the text, and of fresh weights."""
+    compile: bool = False
+    """Train through torch.compile: a minute to start, then faster on a GPU."""
+    recompute: bool = False
+    """Compute activations again on the way back instead of keeping them: slower, for large models."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the result as one JSON object and nothing else on stdout."""
 
@@ -44,79 +58,95 @@ class TrainingCommand(ModelCommand):
     def work(self) -> Path:
         return Path(self.out) / "training"
 
-    def recipe(self, tokens: int | None = None) -> "Recipe":
-        from shallowdraft.building.training import Recipe
+    def recipe(self, shape: "ModelShape | None" = None) -> "Recipe":
+        from shallowdraft.building.training import Recipe, usual_rate
 
+        rate = self.learning_rate or (usual_rate(shape) if shape else 1e-3)
         return Recipe(
-            tokens=tokens or self.tokens,
+            tokens=self.tokens,
             batch_tokens=self.batch_tokens,
             sequence=self.sequence,
-            learning_rate=self.learning_rate,
+            learning_rate=rate,
             seed=self.seed,
         )
 
-    def check(self) -> None:
-        """Find what is wrong before any work."""
+    def start(self) -> "torch.device":
+        """Find what is wrong before any work, and join the other processes."""
+        from shallowdraft.building import sharding
+        from shallowdraft.models.model import resolve_device
+
         self.recipe()
         self.set_threads()
         if (Path(self.out) / "config.json").exists():
             raise OptionError(f"{self.out} already holds a model; name another folder")
+        return sharding.join(resolve_device(self.device))
+
+    def workshop(self, tokenizer: Any) -> "Workshop":
+        from shallowdraft.building.corpus import Batches
+        from shallowdraft.building.workshop import Workshop
+
+        store = self.store(tokenizer)
+        Batches(store, rows=1, sequence=self.sequence, seed=0)  # is there text enough?
+        return Workshop(store, self.work, follow, compiled=self.compile, recompute=self.recompute)
 
     def store(self, tokenizer: Any) -> "TokenStore":
         """The corpus in tokens: made once, kept in the work folder."""
+        from shallowdraft.building import sharding
         from shallowdraft.building.corpus import open_store, write_store
 
         folder = self.work / "tokens"
-        if not (folder / "store.json").exists():
+        if sharding.is_first() and not (folder / "store.json").exists():
             say(f"reading {self.corpus}")
-            store = write_store(Path(self.corpus), tokenizer, folder)
-        else:
-            store = open_store(folder)
+            write_store(Path(self.corpus), tokenizer, folder)
+        sharding.wait()
+        store = open_store(folder)
         store.require_tokenizer(tokenizer)
         return store
 
-    def batches(self, store: "TokenStore") -> "Batches":
-        from shallowdraft.building.corpus import Batches
-
-        return Batches(store, rows=self.recipe().rows, sequence=self.sequence, seed=self.seed)
-
-    def train(self, model: "Decoder", job: "Job", store: "TokenStore", recipe: "Recipe", name: str) -> None:
-        """Train with a line of progress on stderr."""
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        from shallowdraft.building.training import train
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            task = progress.add_task(name, total=recipe.steps)
-            for step in train(model, job, self.batches(store), recipe, self.work / name):
-                progress.update(
-                    task,
-                    completed=step.step,
-                    description=f"{name}: loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s",
-                )
-
-    def validate(self, model: "Decoder", target: "Decoder | None", store: "TokenStore") -> dict[str, float]:
-        from shallowdraft.building.corpus import Batches
-        from shallowdraft.building.training import validate
-
-        held_out = Batches(store, part="val", rows=16, sequence=self.sequence, seed=0)
-        return validate(model, target, held_out, VALIDATION_BATCHES)
-
     def finish(self, model: "Model", measured: dict[str, float]) -> int:
         """Save the model and say what came of it."""
-        model.save(self.out)
-        if self.json_output:
-            parameters = model.shape.parameters
-            print(json.dumps({"out": self.out, "shape": str(model.shape), "parameters": parameters, **measured}))
-        else:
-            values = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items())
-            print(f"{self.out}: {model.shape}, {model.shape.parameters:,} parameters; held out: {values}")
+        from shallowdraft.building import sharding
+
+        if sharding.is_first():
+            model.save(self.out)
+            if self.json_output:
+                parameters = model.shape.parameters
+                print(json.dumps({"out": self.out, "shape": str(model.shape), "parameters": parameters, **measured}))
+            else:
+                values = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items())
+                print(f"{self.out}: {model.shape}, {model.shape.parameters:,} parameters; held out: {values}")
+        sharding.leave()
         return 0
+
+
+def follow(name: str, steps: "Iterator[Step]") -> None:
+    """A line of progress on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from shallowdraft.building import sharding
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sharding.is_first()) as progress:
+        task = progress.add_task(name)
+        for step in steps:
+            said = f"{name}: loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s"
+            progress.update(task, total=step.steps, completed=step.step, description=said)
+
+
+def say_plan(plan: "Plan") -> None:
+    minutes = plan.seconds / 60
+    say(
+        f"about {minutes:,.0f} min" * (minutes >= 1)
+        + f"about {plan.seconds:.0f} s" * (minutes < 1)
+        + f", {plan.memory_bytes / 2**30:.2f} GiB of memory, {plan.disk_bytes / 2**30:.2f} GiB of disk"
+    )
 
 
 def say(text: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(text, style="dim", soft_wrap=True)
+    from shallowdraft.building import sharding
+
+    if sharding.is_first():
+        Console(stderr=True, highlight=False).print(text, style="dim", soft_wrap=True)

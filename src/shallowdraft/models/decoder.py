@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shallowdraft.errors import OptionError
 from shallowdraft.kernels import cpu
@@ -55,6 +56,8 @@ class Decoder(nn.Module):
             self.tie()
         self.native: native.NativeLayers | None = None
         self.packing: Packing = "none"
+        self.recompute = False
+        """In training: compute a block's activations again on the way back instead of keeping them."""
 
     def tie(self) -> None:
         """Make the head's weight the embedding's."""
@@ -88,6 +91,11 @@ class Decoder(nn.Module):
             self._through(self._enter(tokens, positions), CausalAttention(self.shape, self.dtype, positions))
         )
 
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Whole texts [B, T] -> logits [B, T, V] of what follows each token."""
+        found: Tensor = self.head(self.read(tokens))
+        return found
+
     def _enter(self, tokens: Tensor, positions: Tensor) -> Tensor:
         # A target may know more tokens than its draft (a padded vocabulary): those read some row; its q is 0 there.
         x: Tensor = self.embed(tokens.clamp(max=self.shape.vocab - 1))
@@ -100,7 +108,10 @@ class Decoder(nn.Module):
 
     def _through(self, x: Tensor, attention: Attention) -> Tensor:
         for block in self.blocks:
-            x = block(x, attention)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, attention, use_reentrant=False)
+            else:
+                x = block(x, attention)
         return x if self.norm is None else self.norm(x)
 
     def _finish(self, x: Tensor) -> Tensor:

@@ -65,15 +65,15 @@ class Model:
             return ""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def save(self, folder: str | Path) -> None:
-        """Write a Hugging Face folder: config, weights, tokenizer."""
+    def save(self, folder: str | Path, *, int8: bool = False) -> None:
+        """Write a Hugging Face folder: config, weights, tokenizer; `int8` rounds the weights, for us alone to read."""
         stops: list[int] = list(self.stop_tokens)
         extra = {
             "bos_token_id": getattr(self.tokenizer, "bos_token_id", None),
             "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
             "pad_token_id": getattr(self.tokenizer, "pad_token_id", None),
         }
-        save_decoder(self.decoder, Path(folder), extra_config=extra)
+        save_decoder(self.decoder, Path(folder), extra_config=extra, int8=int8)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
 

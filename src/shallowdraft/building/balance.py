@@ -1,0 +1,32 @@
+"""Dynamic batch loading: a domain that lags gets more of the batch (Sheared-LLaMA, Xia et al. 2023)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import exp, log
+
+from shallowdraft.models.decoder import Decoder
+
+RATE = 1.0
+FLOOR = 1e-4
+
+
+def rebalance(weights: Mapping[str, float], lag: Mapping[str, float]) -> dict[str, float]:
+    """W <- (1 - c) softmax(log w + eta (loss - reference)) + c / k: k domains, eta = 1, c = 1e-4."""
+    raised = {domain: log(weight) + RATE * lag[domain] for domain, weight in weights.items()}
+    largest = max(raised.values())
+    powers = {domain: exp(value - largest) for domain, value in raised.items()}
+    total = sum(powers.values())
+    return {domain: (1 - FLOOR) * power / total + FLOOR / len(weights) for domain, power in powers.items()}
+
+
+@dataclass(frozen=True)
+class Balance:
+    """When to measure how far each domain lags, and how."""
+
+    lag: Callable[[Decoder], Mapping[str, float]]
+    """Loss above its reference, by domain."""
+    every: int
+    """Steps."""
+
+    def update(self, weights: Mapping[str, float], model: Decoder) -> dict[str, float]:
+        return rebalance(weights, self.lag(model))

@@ -1,0 +1,54 @@
+"""Text that a model wrote itself: the target's, which is what a draft is asked to predict, or the draft's own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shallowdraft.building.corpus import Batches, TokenStore, extend_store
+from shallowdraft.decoding.generation import generate
+from shallowdraft.errors import OptionError
+from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.model import Model
+
+DOMAIN = "generated"
+GREEDY_SHARE = 4  # one batch in so many is decoded greedily, the others drawn at temperature 1
+
+
+@torch.no_grad()
+def continuations(decoder: Decoder, prompts: Tensor, length: int, *, temperature: float = 1.0, seed: int = 0) -> Tensor:
+    """Token rows [B, P] with what the model writes after them [B, P + length]."""
+    if prompts.shape[1] + length > decoder.shape.context:
+        raise OptionError(
+            f"{prompts.shape[1]} + {length} tokens do not fit the model's context of {decoder.shape.context}"
+        )
+    with torch.autocast(prompts.device.type, enabled=False):
+        rows = generate(
+            Model("continuations", decoder, None, ()),
+            prompts.tolist(),
+            max_new_tokens=length,
+            temperature=temperature,
+            seed=seed,
+        )
+    written = torch.tensor([row.token_ids for row in rows], device=prompts.device)
+    return torch.cat((prompts, written), 1)
+
+
+def write_continuations(
+    store: TokenStore, target: Decoder, folder: Path, *, tokens: int, prompt: int, length: int, rows: int, seed: int
+) -> Iterator[TokenStore | int]:
+    """Add a domain of the target's own text to a copy of a store; yields the tokens written so far, then the store.
+
+    Each document is a prompt from the store's training part and what the target writes after it.
+    """
+    reader = Batches(store, rows=rows, sequence=prompt, seed=seed)
+    pieces: list[np.ndarray] = []
+    for batch in range(max(2, -(-tokens // (rows * (prompt + length))))):
+        temperature = 0.0 if batch % GREEDY_SHARE == GREEDY_SHARE - 1 else 1.0
+        prompts = torch.from_numpy(reader.next()[:, :prompt]).to(target.device)
+        text = continuations(target, prompts, length, temperature=temperature, seed=seed + batch)
+        pieces.append(text.cpu().numpy())
+        yield sum(piece.size for piece in pieces)
+    yield extend_store(store, folder, DOMAIN, train=np.concatenate(pieces[1:]).ravel(), val=pieces[0].ravel())

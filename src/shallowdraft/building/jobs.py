@@ -1,0 +1,109 @@
+"""What a training run learns: the corpus's own tokens, or a target's distributions."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shallowdraft.building import sharding
+from shallowdraft.building.continuations import continuations
+from shallowdraft.building.losses import OBJECTIVES
+from shallowdraft.errors import OptionError
+from shallowdraft.models.decoder import Decoder
+
+
+class Job:
+    """What the loop asks of a job; this one is next-token cross-entropy on a corpus."""
+
+    learned: nn.Module | None = None
+    """What is trained beside the model, and saved with it."""
+    may_rise: bool = False
+    """Whether a rising loss is part of it."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What makes two runs the same run."""
+        return {"job": "pretrain"}
+
+    def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
+        """The loss [B, T] of predicting tokens [B, T + 1] from those before them."""
+        return cross_entropy(model.logits(tokens[:, :-1]), tokens)
+
+    def learned_rate(self, steps: int) -> float:
+        """The learning rate of `learned`."""
+        return 0.0
+
+    def begin(self, step: int, steps: int) -> None:
+        """Called before each step."""
+
+    def penalty(self) -> Tensor | None:
+        """Added to a step's loss once."""
+        return None
+
+    def end(self) -> dict[str, float]:
+        """Called after each step; what to write down about it."""
+        return {}
+
+
+Pretrain = Job
+
+
+class Distil(Job):
+    """The target's distributions, by one of the objectives, or the corpus's own tokens with `cross-entropy`.
+
+    With `rollout` that share of the rows ends in the draft's own words: it learns from where it leads itself.
+    """
+
+    def __init__(self, target: Decoder, objective: str = "forward-kl", *, rollout: float = 0.0, seed: int = 0) -> None:
+        require_objective(objective, rollout)
+        self.target, self.objective, self.rollout, self.seed = target, objective, rollout, seed
+        self._step = 0
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {
+            "job": "distil",
+            "objective": self.objective,
+            "target": str(self.target.shape),
+            "rollout": self.rollout,
+        }
+
+    def begin(self, step: int, steps: int) -> None:
+        self._step = step
+
+    def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
+        if self.objective == "cross-entropy":
+            return super().loss(model, tokens)
+        if self.rollout:
+            tokens = self._rolled_out(model, tokens)
+        draft = model.logits(tokens[:, :-1])
+        with torch.no_grad():
+            target = self.target.logits(tokens[:, :-1])
+        return OBJECTIVES[self.objective](target[..., : draft.shape[-1]], draft)
+
+    def _rolled_out(self, model: Decoder, tokens: Tensor) -> Tensor:
+        """The first rows [B, T + 1] with their second half written by the draft."""
+        rows, given = round(self.rollout * len(tokens)), (tokens.shape[1] + 1) // 2
+        if not rows:
+            return tokens
+        whole = sharding.gathered(model)
+        written = continuations(whole, tokens[:rows, :given], tokens.shape[1] - given, seed=self.seed + self._step)
+        return torch.cat((written, tokens[rows:]))
+
+
+def require_objective(objective: str, rollout: float) -> None:
+    """Raise unless there is such an objective and it can learn from rollouts, if there are any."""
+    if objective != "cross-entropy" and objective not in OBJECTIVES:
+        raise OptionError(f"objective {objective!r} is unknown; use {', '.join([*OBJECTIVES, 'cross-entropy'])}")
+    if not 0 <= rollout <= 1:
+        raise OptionError(f"rollout is {rollout}; it is a share of the rows, from 0 to 1")
+    if rollout and objective == "cross-entropy":
+        raise OptionError("cross-entropy learns from given text; rollouts need an objective that asks the target")
+
+
+def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Of tokens [B, T + 1], each against the logits [B, T, V] before it."""
+    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(
+        tokens.shape[0], -1
+    )

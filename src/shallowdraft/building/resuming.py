@@ -1,0 +1,99 @@
+"""The state of a training run on disk: one file that is replaced whole, and the metrics up to it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shallowdraft.building import sharding
+from shallowdraft.building.corpus import Batches
+from shallowdraft.errors import TrainingError
+from shallowdraft.models.decoder import Decoder
+
+
+class RunState:
+    """`state.pt` holds all that the rest of a run depends on, `metrics.jsonl` a line a step."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Decoder,
+        learned: nn.Module | None,
+        optimiser: torch.optim.Optimizer,
+        batches: Batches,
+        description: Mapping[str, Any],
+    ) -> None:
+        self.path, self._metrics = folder / "state.pt", folder / "metrics.jsonl"
+        self._model, self._learned, self._optimiser, self._batches = model, learned, optimiser, batches
+        self._description = dict(description)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._board: Any = None
+
+    def save(self, step: int) -> None:
+        state = {
+            "description": self._description,
+            "step": step,
+            "model": sharding.whole(self._model.state_dict()),
+            "learned": self._learned.state_dict() if self._learned else {},
+            "optimiser": sharding.whole(self._optimiser.state_dict()),
+            "batches": self._batches.state,
+        }
+        if sharding.is_first():
+            partial = self.path.with_suffix(".partial")
+            try:
+                torch.save(state, partial)
+                partial.replace(self.path)
+            except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
+                partial.unlink(missing_ok=True)
+                raise TrainingError(
+                    f"the state after step {step} could not be written to {self.path.parent} ({error}); "
+                    "make room and run the same command again, it goes on from the last state"
+                ) from None
+        sharding.wait()
+
+    def resume(self) -> int:
+        """Load what was saved, if anything; the step to go on with."""
+        if not self.path.exists():
+            if sharding.is_first():
+                self._metrics.unlink(missing_ok=True)
+            return 0
+        state = torch.load(self.path, map_location=self._model.device, weights_only=True)
+        if state["description"] != self._description:
+            raise TrainingError(f"{self.path} belongs to another run; name another folder, or remove it to start anew")
+        sharding.load_model(self._model, state["model"])
+        sharding.load_optimiser(self._optimiser, state["optimiser"])
+        if self._learned:
+            self._learned.load_state_dict(state["learned"])
+        self._batches.restore(state["batches"])
+        if sharding.is_first():
+            self._forget_after(state["step"])
+        return int(state["step"])
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        if not sharding.is_first():
+            return
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        self._board = self._board or _tensorboard(self._metrics.parent)
+        for name, value in (record | record["details"]).items():
+            if self._board and isinstance(value, float):
+                self._board.add_scalar(name, value, record["step"])
+
+    def _forget_after(self, step: int) -> None:
+        """Steps after the saved one are done again; their records would stand there twice."""
+        lines = self._metrics.read_text(encoding="utf-8").splitlines(keepends=True) if self._metrics.exists() else []
+        kept = self._metrics.with_suffix(".partial")
+        kept.write_text("".join(lines[:step]), encoding="utf-8")
+        kept.replace(self._metrics)
+
+
+def _tensorboard(folder: Path) -> Any:
+    """A TensorBoard writer where the package is installed, else False."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return False
+    return SummaryWriter(str(folder))

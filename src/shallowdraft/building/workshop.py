@@ -1,0 +1,122 @@
+"""From a parent to a trained draft: the stages that commands and recipes put together."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from shallowdraft.building import sharding
+from shallowdraft.building.balance import Balance
+from shallowdraft.building.corpus import Batches, TokenStore
+from shallowdraft.building.importance import Importance, measure_importance
+from shallowdraft.building.jobs import Distil, Job
+from shallowdraft.building.masks import Shear
+from shallowdraft.building.pruning import carve, choose, layer_candidates
+from shallowdraft.building.training import Recipe, Step, train, validate
+from shallowdraft.models.decoder import Decoder
+from shallowdraft.shapes import ModelShape
+
+IMPORTANCE_TOKENS = 262144
+VALIDATION_TOKENS = 65536
+BALANCE_TIMES = 20  # domains are weighted anew so often in a run that balances them
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Text to train on, a folder for unfinished work, and someone who follows it."""
+
+    store: TokenStore
+    folder: Path
+    follow: Callable[[str, Iterator[Step]], None]
+    """Given a stage's name and its steps as they are done; must take them all."""
+    domains: tuple[str, ...] | None = None
+    """Domains of the store to train on; None means all."""
+    compiled: bool = False
+    recompute: bool = False
+
+    def train(self, name: str, model: Decoder, job: Job, recipe: Recipe, balance: Balance | None = None) -> None:
+        """Train in place; an unfinished stage of that name is taken up where it stopped."""
+        batches = Batches(
+            self.store, rows=recipe.rows, sequence=recipe.sequence, seed=recipe.seed, domains=self.domains
+        )
+        steps = train(
+            model,
+            job,
+            batches,
+            recipe,
+            self.folder / name,
+            balance=balance,
+            compiled=self.compiled,
+            recompute=self.recompute,
+        )
+        self.follow(name, steps)
+
+    def validate(
+        self, model: Decoder, target: Decoder | None, sequence: int, domains: tuple[str, ...] | None = None
+    ) -> dict[str, float]:
+        """On held-out text, the same for every model."""
+        rows = max(1, min(64, VALIDATION_TOKENS // sequence))
+        held_out = Batches(self.store, part="val", rows=rows, sequence=sequence, seed=0, domains=domains)
+        return validate(model, target, held_out, max(1, VALIDATION_TOKENS // (rows * sequence)))
+
+    def balance(self, target: Decoder, recipe: Recipe) -> Balance:
+        """Weigh domains by how far a model's loss is above the target's, some times in a run."""
+        domains = Batches(self.store, rows=1, sequence=recipe.sequence, seed=0, domains=self.domains).weights
+        reference = self._losses(target, recipe.sequence, tuple(domains))
+
+        def lag(model: Decoder) -> dict[str, float]:
+            losses = self._losses(model, recipe.sequence, tuple(domains))
+            return {domain: losses[domain] - reference[domain] for domain in domains}
+
+        return Balance(lag, every=max(1, recipe.steps // BALANCE_TIMES))
+
+    def _losses(self, model: Decoder, sequence: int, domains: tuple[str, ...]) -> dict[str, float]:
+        losses = {}
+        for domain in domains:
+            held_out = Batches(self.store, part="val", rows=4, sequence=sequence, seed=0, domains=[domain])
+            losses[domain] = validate(model, None, held_out, 1)["loss"]
+        return losses
+
+
+def prune_by_importance(
+    shop: Workshop, parent: Decoder, wanted: ModelShape, recipe: Recipe, *, objective: str, probe: float
+) -> Decoder:
+    """Carve each candidate set of layers, distil it on a share of the tokens, keep what the parent accepts most of."""
+    importance = _importance(shop, parent, recipe)
+    short = replace(recipe, tokens=max(1, round(recipe.tokens * probe)))
+    candidates = layer_candidates(importance, wanted.layers)
+    tried: list[tuple[float, Decoder]] = []
+    for layers in candidates:
+        decoder = carve(parent, wanted, choose(parent.shape, wanted, importance, layers))
+        if len(candidates) > 1:
+            shop.train("layers-" + "-".join(map(str, layers)), decoder, Distil(parent, objective), short)
+        tried.append((shop.validate(decoder, parent, recipe.sequence)["acceptance"], decoder))
+    return sharding.gathered(max(tried, key=lambda one: one[0])[1])
+
+
+def _importance(shop: Workshop, parent: Decoder, recipe: Recipe) -> Importance:
+    reader = Batches(shop.store, rows=16, sequence=recipe.sequence, seed=recipe.seed)
+    count = max(1, IMPORTANCE_TOKENS // (16 * recipe.sequence))
+    return measure_importance(parent, (torch.from_numpy(reader.next()[:, :-1]).to(parent.device) for _ in range(count)))
+
+
+def prune_by_masks(shop: Workshop, parent: Decoder, wanted: ModelShape, recipe: Recipe, *, objective: str) -> Decoder:
+    """Train weights and masks together, then carve what the masks keep."""
+    model, job = copy.deepcopy(parent), Shear(parent, wanted, objective, seed=recipe.seed)
+    shop.train("masks", model, job, recipe, shop.balance(parent, recipe))
+    return carve(sharding.gathered(model), wanted, job.masks.cut())
+
+
+def sweep(
+    shop: Workshop, model: Decoder, job: Distil, recipe: Recipe, *, rates: tuple[float, ...], share: float
+) -> dict[float, float]:
+    """The acceptance that each learning rate gives after a share of the tokens."""
+    found = {}
+    for rate in rates:
+        trial = copy.deepcopy(model)
+        short = replace(recipe, tokens=max(1, round(recipe.tokens * share)), learning_rate=rate)
+        shop.train(f"rate-{rate:g}", trial, job, short)
+        found[rate] = shop.validate(trial, job.target, recipe.sequence)["acceptance"]
+    return found
