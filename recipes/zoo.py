@@ -1,6 +1,7 @@
 """Build the zoo from a folder of text: `python recipes/zoo.py --corpus DIR`, or `make zoo CORPUS=DIR`.
 
-Stages are kept under --work; a run that was stopped goes on where it was. Written for one GPU, works on a CPU too.
+One target and drafts of it, as recipes/zoo.toml says. Stages are kept under --work; a run that was stopped goes on
+where it was. Written for one GPU; on a CPU it works and takes days.
 """
 
 import argparse
@@ -8,8 +9,9 @@ import hashlib
 import json
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +19,170 @@ import torch
 from torch import Tensor
 
 from shallowdraft import shapes
-from shallowdraft.building.continuations import continuations
-from shallowdraft.building.corpus import TokenStore, open_store, read_corpus, train_tokenizer, write_store
-from shallowdraft.building.jobs import Pretrain
-from shallowdraft.building.training import Recipe, Step, fresh_decoder
-from shallowdraft.building.workshop import Workshop
+from shallowdraft.building.continuations import DOMAIN, continuations, write_continuations
+from shallowdraft.building.corpus import (
+    TokenStore,
+    find_sources,
+    open_store,
+    read_corpus,
+    read_rows,
+    train_tokenizer,
+    write_store,
+)
+from shallowdraft.building.jobs import Distil, Pretrain
+from shallowdraft.building.pruning import child_shape
+from shallowdraft.building.training import Recipe, Step, fresh_decoder, usual_rate
+from shallowdraft.building.workshop import Workshop, prune_by_importance, prune_by_masks
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.models.model import Model, resolve_device
+from shallowdraft.models.model import Model, load, resolve_device
 from shallowdraft.models.vocabulary import load_tokenizer
+from shallowdraft.shapes import ModelShape
 
-RECIPE = Path(__file__).with_suffix(".toml")
+PROBE = 0.1  # share of the tokens with which each candidate set of layers is tried
 
 
 def main() -> None:
     options = parse()
-    config = tomllib.loads(RECIPE.read_text())
-    tokenizer, store = text(options.corpus, options.work, config["tokenizer"]["vocab"])
-    shop = Workshop(store, options.work, follow, compiled=options.compile)
-    target(shop, tokenizer, config["target"], options.out)
+    config = tomllib.loads(options.recipe.read_text())
+    zoo = Builder(options.corpus, options.work, options.out, options.recipe, compiled=options.compile)
+    tokenizer, store = zoo.text(config["tokenizer"]["vocab"])
+    target = zoo.target(tokenizer, store, config["target"])
+    if options.only != "target":
+        zoo.drafts(target, zoo.written(target, store, config["generated"]), config["distil"], config["drafts"])
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True, help="folder of domain.jsonl files")
-    parser.add_argument("--work", type=Path, default=Path("runs/zoo"), help="folder for unfinished work")
-    parser.add_argument("--out", type=Path, default=Path("src/shallowdraft/zoo"), help="folder for the models")
-    parser.add_argument("--compile", action="store_true", help="train through torch.compile")
+    parser.add_argument("--recipe", type=Path, default=Path(__file__).with_suffix(".toml"), help="what to build")
+    parser.add_argument("--work", type=Path, default=Path("runs/zoo/work"), help="folder for unfinished work")
+    parser.add_argument("--out", type=Path, default=Path("runs/zoo/models"), help="folder for the models")
+    parser.add_argument("--only", choices=["target"], help="stop after the target")
+    parser.add_argument("--compile", action="store_true", help="pre-train through torch.compile")
     return parser.parse_args()
 
 
-def text(corpus: Path, work: Path, vocab: int) -> tuple[Any, TokenStore]:
-    """The tokenizer and the corpus in its tokens, made once."""
-    folder = work / "tokenizer"
-    tokenizer = load_tokenizer(folder)
-    if tokenizer is None:
-        tokenizer = train_tokenizer((text for _, _, text in read_corpus(corpus)), vocab)
-        tokenizer.save_pretrained(folder)
-    made = (work / "tokens" / "store.json").exists()
-    return tokenizer, open_store(work / "tokens") if made else write_store(corpus, tokenizer, work / "tokens")
+@dataclass(frozen=True)
+class Builder:
+    """Where things are and go."""
+
+    corpus: Path
+    work: Path
+    out: Path
+    recipe: Path
+    compiled: bool
+
+    def text(self, vocab: int) -> tuple[Any, TokenStore]:
+        """The tokenizer and the corpus in its tokens, made once."""
+        folder = self.work / "tokenizer"
+        tokenizer = load_tokenizer(folder)
+        if tokenizer is None:
+            tokenizer = train_tokenizer((text for _, _, text in read_corpus(self.corpus)), vocab)
+            tokenizer.save_pretrained(folder)
+        store = self.work / "tokens"
+        made = (store / "store.json").exists()
+        return tokenizer, open_store(store) if made else write_store(self.corpus, tokenizer, store)
+
+    def target(self, tokenizer: Any, store: TokenStore, config: dict[str, Any]) -> Model:
+        """Pre-trained, cured of loops, and as it ships: what drafts learn from is what users run."""
+        folder = self.out / "target"
+        if not (folder / "card.json").exists():
+            begin_s = time.perf_counter()
+            shape = shapes.parse(config["shape"], vocab=len(tokenizer), context=config["context"])
+            decoder = fresh_decoder(replace(shape, tied=True), seed=0).to(resolve_device(None))
+            shop = Workshop(store, self.work, follow, compiled=self.compiled)
+            pretrain = Recipe(**config["pretrain"])
+            shop.train("target", decoder, Pretrain(), pretrain)
+            job = config["unloop"].pop("job")
+            unloop = Recipe(**config["unloop"])
+            replace(shop, compiled=False).train("unloop", decoder, Unloop(**job), unloop)
+            model = Model("target", decoder, tokenizer, (tokenizer.eos_token_id,))
+            tokens = pretrain.tokens + unloop.tokens
+            self.ship(model, folder, shop, None, method="pre-trained", tokens=tokens, begin_s=begin_s)
+        return load(folder, "float32", trainable=True)
+
+    def written(self, target: Model, store: TokenStore, config: dict[str, Any]) -> TokenStore:
+        """The store with the target's own text."""
+        folder = self.work / "generated"
+        if not (folder / "store.json").exists():
+            begin_s = time.perf_counter()
+            for done in write_continuations(store, target.decoder, folder, seed=1, **config):
+                print(f"generated: {done if isinstance(done, int) else ''} {time.perf_counter() - begin_s:.0f} s")
+        return open_store(folder)
+
+    def drafts(self, target: Model, store: TokenStore, distil: dict[str, Any], configs: list[dict[str, str]]) -> None:
+        for config in configs:
+            folder = self.out / config["name"]
+            if (folder / "card.json").exists():
+                continue
+            begin_s = time.perf_counter()
+            shop = Workshop(store, self.work / config["name"], follow)
+            shape = target.shape
+            wanted = shapes.parse(config["shape"], vocab=shape.vocab, context=shape.context)
+            recipe = Recipe(**distil, learning_rate=usual_rate(wanted))
+            decoder, tokens = self.draft(shop, target.decoder, wanted, recipe, config["method"])
+            model = replace(target, name=config["name"], decoder=decoder)
+            self.ship(model, folder, shop, target, method=config["method"], tokens=tokens, begin_s=begin_s)
+
+    def draft(
+        self, shop: Workshop, target: Decoder, wanted: ModelShape, recipe: Recipe, method: str
+    ) -> tuple[Decoder, int]:
+        """A draft and the tokens that it was trained on."""
+        if method.startswith("learned masks"):
+            return prune_by_masks(shop, target, wanted, recipe, objective="forward-kl"), recipe.tokens
+        if method == "from scratch":
+            decoder = fresh_decoder(child_shape(target.shape, wanted), seed=1).to(target.device)
+        else:
+            probe = 0.0 if "no distillation" in method else PROBE
+            decoder = prune_by_importance(shop, target, wanted, recipe, objective="forward-kl", probe=probe)
+        if "no distillation" in method:
+            return decoder, 0
+        shop.train("distil", decoder, Distil(target), recipe)
+        return decoder, recipe.tokens
+
+    def ship(
+        self,
+        model: Model,
+        folder: Path,
+        shop: Workshop,
+        target: Model | None,
+        *,
+        method: str,
+        tokens: int,
+        begin_s: float,
+    ) -> None:
+        """Save with 8-bit weights, measure what was saved, write its card."""
+        model.save(folder, int8=True)
+        rounded = load(folder, "float32", trainable=True).decoder
+        teacher = target.decoder if target else None
+        domains = [domain for domain in shop.store.domains if domain != DOMAIN]
+        held_out, unrounded = (shop.validate(decoder, teacher, 1024, domains) for decoder in (rounded, model.decoder))
+        card = {
+            "shape": str(model.shape),
+            "parameters": model.shape.parameters,
+            "method": method,
+            "tokens": tokens,
+            "time_s": round(time.perf_counter() - begin_s),
+            "held_out": held_out,
+            "held_out_before_rounding": unrounded,
+            "on_the_targets_text": shop.validate(rounded, teacher, 1024, [DOMAIN]) if teacher else None,
+            "recipe": {self.recipe.name: hashlib.sha256(self.recipe.read_bytes()).hexdigest()},
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+            "data": licences(self.corpus),
+        }
+        (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        print(folder.name, card["shape"], card["parameters"], card["time_s"], held_out, unrounded, flush=True)
 
 
-def target(shop: Workshop, tokenizer: Any, config: dict[str, Any], out: Path) -> None:
-    shape = replace(shapes.parse(config["shape"], vocab=len(tokenizer), context=config["context"]), tied=True)
-    recipe = Recipe(**{name: value for name, value in config.items() if name not in ("shape", "context")})
-    decoder = fresh_decoder(shape, recipe.seed).to(resolve_device(None))
-    begin_s = time.perf_counter()
-    shop.train("target", decoder, Pretrain(), recipe)
-    measured = shop.validate(decoder, None, recipe.sequence)
-    ship(Model("target", decoder, tokenizer, (tokenizer.eos_token_id,)), out / "target", begin_s, measured)
+def licences(corpus: Path) -> list[dict[str, Any]]:
+    """Documents by domain, source and licence."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for source in find_sources(corpus):
+        for row in read_rows(source.path):
+            origin = str(row.get("source", "")).partition("@")[0]
+            found[source.domain, origin, str(row.get("license", "not given"))] += 1
+    names = ("domain", "source", "license", "documents")
+    return [dict(zip(names, (*key, count), strict=True)) for key, count in sorted(found.items())]
 
 
 class Unloop(Pretrain):
@@ -98,28 +216,14 @@ def repeats(text: Tensor, run: int) -> Tensor:
     return torch.nn.functional.pad(same, (run - 1, 0))
 
 
-def ship(model: Model, folder: Path, begin_s: float, measured: dict[str, float]) -> None:
-    model.save(folder, int8=True)
-    card = {
-        "shape": str(model.shape),
-        "parameters": model.shape.parameters,
-        "recipe": hashlib.sha256(RECIPE.read_bytes()).hexdigest()[:16],
-        "time_s": round(time.perf_counter() - begin_s),
-        "held_out": measured,
-    }
-    (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-    print(folder.name, card, flush=True)
-
-
 def follow(name: str, steps: Iterator[Step]) -> None:
     """A line now and then."""
     said = time.perf_counter()
     for step in steps:
-        if time.perf_counter() - said > 10 or step.step == step.steps:
+        if time.perf_counter() - said > 20 or step.step == step.steps:
             said = time.perf_counter()
-            print(
-                f"{name} {step.step}/{step.steps}: loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s", flush=True
-            )
+            figures = f"loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s"
+            print(f"{name} {step.step}/{step.steps}: {figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from shallowdraft.commands.options import Command
 from shallowdraft.commands.pair import Pair
 from shallowdraft.commands.pretrain import Pretrain
 from shallowdraft.commands.prune import Prune
+from shallowdraft.commands.zoo import Zoo
 from shallowdraft.errors import ShallowdraftError
 
 Verb = (
@@ -28,6 +29,7 @@ Verb = (
     | Annotated[Pretrain, subcommand("pretrain")]
     | Annotated[Prune, subcommand("prune")]
     | Annotated[Distill, subcommand("distill")]
+    | Annotated[Zoo, subcommand("zoo")]
     | Annotated[Pair, subcommand("pair")]
     | Annotated[Demo, subcommand("demo")]
 )

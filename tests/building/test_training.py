@@ -171,3 +171,55 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(store: TokenStore,
         assert torch.equal(tensor, two["model"][name]), name
     steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 41))
+
+
+def test_a_full_disk_says_so_and_keeps_the_last_state(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    saved = torch.save
+
+    def full(state, path):
+        saved(state, path)
+        if state["step"] == 14:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(TrainingError, match=r"after step 14 could not be written .*No space left.*make room"):
+        list(train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+    assert not list(tmp_path.glob("*.partial"))
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 7
+
+
+def test_metrics_go_to_tensorboard_where_it_is_installed(store: TokenStore, tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    records = list(train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx([record.loss for record in records])
+
+
+def test_recomputed_activations_change_nothing(store: TokenStore, tmp_path: Path):
+    from dataclasses import replace
+
+    finals = []
+    for recompute in (False, True):
+        model = fresh_decoder(SHAPE, seed=1)
+        short = replace(RECIPE, tokens=5 * 512)
+        list(train(model, Pretrain(), reader(store), short, tmp_path / str(recompute), recompute=recompute))
+        finals.append(model.state_dict())
+    assert all(torch.equal(tensor, finals[1][name]) for name, tensor in finals[0].items())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_compiled_training_follows_the_same_curve(store: TokenStore, tmp_path: Path):
+    from dataclasses import replace
+
+    short = replace(RECIPE, tokens=5 * 512)
+    curves = []
+    for compiled in (False, True):
+        model, folder = fresh_decoder(SHAPE, seed=1), tmp_path / str(compiled)
+        curves.append([step.loss for step in train(model, Pretrain(), reader(store), short, folder, compiled=compiled)])
+    assert curves[0] == pytest.approx(curves[1], abs=1e-3)

@@ -57,31 +57,32 @@ def find_sources(folder: Path) -> list[Source]:
     return sources
 
 
-def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file."""
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The documents of one file: `text`, and whatever else stands beside it."""
     opener = _OPENERS.get(path.suffix)
     plain = path.name.removesuffix(path.suffix) if opener else path.name
     try:
         with opener(path, "rt", encoding="utf-8") if opener else path.open(encoding="utf-8") as lines:
             if plain.endswith(".txt"):
-                yield lines.read()
+                yield {"text": lines.read()}
                 return
             for number, line in enumerate(lines, 1):
-                yield _text_of(path, number, line)
+                yield _row(path, number, line)
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); convert it first") from None
     except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
         raise CorpusError(f"{path}: cannot be decompressed ({error}); copy it again") from None
 
 
-def _text_of(path: Path, number: int, line: str) -> str:
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        text = json.loads(line)["text"]
+        row: dict[str, Any] = json.loads(line)
+        text = row["text"]
     except (ValueError, KeyError, TypeError):
         raise CorpusError(f'{path}:{number}: no JSON object with a "text" field; each line must be one') from None
     if not isinstance(text, str):
         raise CorpusError(f'{path}:{number}: "text" is no string')
-    return text
+    return row
 
 
 def read_corpus(folder: Path) -> Iterator[_Document]:
@@ -111,9 +112,9 @@ def _read_files(folder: Path) -> Iterator[_Document]:
     sources = find_sources(folder)
     has_validation = {source.domain for source in sources if source.validation}
     for source in sources:
-        for number, text in enumerate(read_documents(source.path)):
+        for number, row in enumerate(read_rows(source.path)):
             held_out = source.validation or (source.domain not in has_validation and number % VALIDATION_EVERY == 1)
-            yield source.domain, "val" if held_out else "train", text
+            yield source.domain, "val" if held_out else "train", row["text"]
 
 
 def train_tokenizer(documents: Iterator[str], vocab: int) -> Any:

@@ -1,7 +1,7 @@
 """From a parent to a trained draft: the stages that commands and recipes put together."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class Workshop:
         self.follow(name, steps)
 
     def validate(
-        self, model: Decoder, target: Decoder | None, sequence: int, domains: tuple[str, ...] | None = None
+        self, model: Decoder, target: Decoder | None, sequence: int, domains: Sequence[str] | None = None
     ) -> dict[str, float]:
         """On held-out text, the same for every model."""
         rows = max(1, min(64, VALIDATION_TOKENS // sequence))
@@ -90,7 +90,7 @@ def prune_by_importance(
     tried: list[tuple[float, Decoder]] = []
     for layers in candidates:
         decoder = carve(parent, wanted, choose(parent.shape, wanted, importance, layers))
-        if len(candidates) > 1:
+        if len(candidates) > 1 and probe:
             shop.train("layers-" + "-".join(map(str, layers)), decoder, Distil(parent, objective), short)
         tried.append((shop.validate(decoder, parent, recipe.sequence)["acceptance"], decoder))
     return sharding.gathered(max(tried, key=lambda one: one[0])[1])

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from shallowdraft.commands.options import ModelCommand, Name, Number
+from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.decoding.generation import Generation, Stream
+    from shallowdraft.decoding.statistics import Statistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +25,10 @@ class Generate(ModelCommand):
 
     target: str
     """Checkpoint folder or hub id of the model whose output you want."""
-    prompt: str
+    prompt: Name = None
     """The text to continue."""
+    prompts: Name = None
+    """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
     """Checkpoint folder or hub id of a smaller model with the same vocabulary. Without one: plain decoding."""
     lookahead: int = 5
@@ -44,13 +48,18 @@ class Generate(ModelCommand):
     chat: bool = False
     """Put the prompt through the target's chat template as the user's turn."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object {"text", "token_ids", "stats", …} and nothing else."""
+    """Print one JSON object {"text", "token_ids", "stats", …} and nothing else; for --prompts one with a list of these
+    as "generations" and the sum of their statistics as "stats"."""
 
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.decoding.generation import Options, Settings
+        from shallowdraft.prompts import Prompt, load_prompts
 
+        if (self.prompt is None) == (self.prompts is None):
+            raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
         self.set_threads()
+        several = load_prompts(self.prompts) if self.prompts is not None else []
         options: Options = {
             "lookahead": self.lookahead,
             "max_new_tokens": self.max_new_tokens,
@@ -64,12 +73,24 @@ class Generate(ModelCommand):
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft is not None:
             options["draft"] = sd.load(self.draft, self.dtype, self.device)
-        prompt = target.encode_chat([{"role": "user", "content": self.prompt}]) if self.chat else self.prompt
-        pieces = sd.stream(target, prompt, **options)
+        stats: list[Statistics] = []
+        results = []
+        for prompt in several or [Prompt("", "", self.prompt or "")]:
+            ids = target.encode_chat([{"role": "user", "content": prompt.text}]) if self.chat else prompt.text
+            pieces = sd.stream(target, ids, **options)
+            if self.json_output:
+                results.append({"id": prompt.id} | _as_json(_drain(pieces)))
+            else:
+                _show(pieces, prompt.text if several else "", speculative=self.draft is not None)
+            stats.append(pieces.result.stats)
         if self.json_output:
-            print(json.dumps(_as_json(_drain(pieces)), ensure_ascii=False))
-        else:
-            _show(pieces, speculative=self.draft is not None)
+            whole = (
+                {"stats": sd.total(stats, one_batch=False).to_json(), "generations": results} if several else results[0]
+            )
+            print(json.dumps(whole, ensure_ascii=False))
+        elif several:
+            whole_run = _summary(sd.total(stats, one_batch=False), speculative=self.draft is not None)
+            _say(f"{len(stats)} prompts: {whole_run}")
         return 0
 
 
@@ -88,12 +109,14 @@ def _as_json(result: "Generation") -> dict[str, object]:
     }
 
 
-def _show(pieces: "Stream", *, speculative: bool) -> None:
-    """Text to stdout, in colour on a terminal; the line of statistics to stderr."""
+def _show(pieces: "Stream", prompt: str, *, speculative: bool) -> None:
+    """Text to stdout, in colour on a terminal, after its prompt if there are several; the statistics to stderr."""
     from rich.console import Console
     from rich.text import Text
 
-    out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+    out = Console(highlight=False, soft_wrap=True)
+    if prompt:
+        out.print(Text(prompt, style="bold"), end="")
     for piece in pieces:
         if out.is_terminal:
             out.print(Text(piece.text, style="green" if piece.drafted else ""), end="")
@@ -101,13 +124,18 @@ def _show(pieces: "Stream", *, speculative: bool) -> None:
             sys.stdout.write(piece.text)  # as it is: rich would turn tabs into spaces
         sys.stdout.flush()
     print()
-    err.print(_summary(pieces.result, speculative), style="dim")
+    _say(f"{_summary(pieces.result.stats, speculative)} · ended by {pieces.result.finish_reason}")
 
 
-def _summary(result: "Generation", speculative: bool) -> str:
-    stats = result.stats
+def _say(line: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(line, style="dim")
+
+
+def _summary(stats: "Statistics", speculative: bool) -> str:
     line = f"{stats.tokens} tokens in {stats.total_s:.2f} s · {stats.tokens_per_s:.1f} tokens/s"
     if speculative and stats.iterations:
         line += f" · TAR {stats.tar:.2f} · {stats.acceptance_rate:.0%} of drafted tokens accepted"
     line += f" · prefill {stats.prefill_s:.2f} s, draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s"
-    return f"{line}, other {stats.other_s:.2f} s · ended by {result.finish_reason}"
+    return f"{line}, other {stats.other_s:.2f} s"

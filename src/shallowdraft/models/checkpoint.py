@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shallowdraft.errors import CheckpointError, UnsupportedModelError
+from shallowdraft.models import zoo
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.shapes import DTYPE_BYTES, ModelShape, Stored
@@ -41,7 +42,9 @@ class _Source:
 
 
 def find_folder(name: str | Path, *, weights: bool = True) -> Path:
-    """A local folder as it is, or a hub id through huggingface_hub's cache; works offline once cached."""
+    """A zoo name, a local folder as it is, or a hub id through huggingface_hub's cache; works offline once cached."""
+    if str(name).startswith(zoo.PREFIX):
+        return zoo.folder(str(name))
     if Path(name).is_dir():
         return Path(name)
     if Path(name).exists():

@@ -1,0 +1,102 @@
+"""Objectives and texts for distilling one draft, on equal tokens.
+
+For each objective the learning rate is chosen first, of three, on the corpus with one seed. Texts: the corpus; the
+target's own continuations of it; both; the corpus with a quarter of the rows ending in the draft's own words. Judged on
+held-out prompts: TAR at lookahead 5 and greedy match on the target's greedy text, acceptance on text that it drew.
+
+    python benchmarks/objectives.py --corpus DIR --work DIR [--parent zoo:target] [--workers 4]
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import trials
+from trials import Trial, corpus_domains, judge, parent, recipe, run_all, spread, workshop
+
+from shallowdraft import shapes
+from shallowdraft.building.continuations import DOMAIN
+from shallowdraft.building.corpus import Batches, open_store
+from shallowdraft.building.importance import measure_importance
+from shallowdraft.building.jobs import Distil
+from shallowdraft.building.losses import OBJECTIVES
+from shallowdraft.building.pruning import carve, choose, layer_candidates
+from shallowdraft.building.training import usual_rate
+
+WAYS = (*OBJECTIVES, "cross-entropy")
+TEXTS = ("corpus", "target's text", "both", "corpus + rollouts")
+FACTORS = (0.5, 1.0, 2.0)
+ROLLOUT = 0.25
+
+
+def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
+    """Distil the same carved draft and judge it."""
+    import torch
+
+    target = parent(given.parent)
+    wanted = shapes.parse(given.shape, vocab=target.shape.vocab, context=target.shape.context)
+    reader = Batches(open_store(given.work / "tokens"), rows=16, sequence=given.sequence, seed=0)
+    text = [torch.from_numpy(reader.next()[:, :-1]).to(target.device) for _ in range(4)]
+    importance = measure_importance(target, text)
+    layers = layer_candidates(importance, wanted.layers)[0]
+    draft = carve(target, wanted, choose(target.shape, wanted, importance, layers))
+    store = open_store(given.work / "generated")
+    domains = {"target's text": (DOMAIN,), "both": None}.get(trial["text"], corpus_domains(store))
+    rollout = ROLLOUT if "rollouts" in trial["text"] else 0.0
+    job = Distil(target, trial["objective"], rollout=rollout, seed=trial["seed"])
+    rate = trial["factor"] * usual_rate(wanted)
+    shop = workshop(given, folder, domains)
+    shop.train("distil", draft, job, recipe(given, given.tokens, rate, trial["seed"]))
+    return judge(draft, given)
+
+
+def best_factors(given: argparse.Namespace, file: Path) -> dict[str, float]:
+    """The learning rate of each objective that gives most tokens an iteration."""
+    pilots = run_all(
+        one,
+        given,
+        (
+            {"objective": objective, "text": "corpus", "factor": factor, "seed": 100}
+            for objective in WAYS
+            for factor in FACTORS
+        ),
+        file,
+    )
+    found = {(r["trial"]["objective"], r["trial"]["factor"]): r["tar"] for r in pilots}
+    return {objective: max(FACTORS, key=lambda factor: found[objective, factor]) for objective in WAYS}
+
+
+def main() -> None:
+    parser = trials.options(__doc__)
+    parser.add_argument("--shape", default="1x256/4h/688")
+    parser.add_argument("--tokens", type=int, default=4_000_000)
+    given = parser.parse_args()
+    trials.prepare(given)
+    file = given.work / "objectives.jsonl"
+    factors = best_factors(given, file)
+    records = run_all(
+        one,
+        given,
+        (
+            {"objective": objective, "text": text, "factor": factors[objective], "seed": seed}
+            for objective in WAYS
+            for text in TEXTS
+            for seed in range(given.seeds)
+            if not (objective == "cross-entropy" and "rollouts" in text)
+        ),
+        file,
+    )
+    print(trials.provenance(given))
+    print(f"draft {given.shape} on {given.tokens:,} tokens; mean ± standard deviation over seeds")
+    for name, title in (("tar", "TAR at lookahead 5"), ("greedy_match", "greedy match"), ("acceptance", "acceptance")):
+        print(f"\n{title:<20}" + "".join(f"{text:>20}" for text in TEXTS) + "  rate")
+        for objective in WAYS:
+            cells = []
+            for text in TEXTS:
+                mine = [r for r in records if (r["trial"]["objective"], r["trial"]["text"]) == (objective, text)]
+                cells.append(spread([r[name] for r in mine]) if mine else "")
+            print(f"  {objective:<18}" + "".join(f"{cell:>20}" for cell in cells) + f"  {factors[objective]:g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""shallowdraft zoo: the models that ship with the package."""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from shallowdraft.commands.options import Command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zoo(Command):
+    """List the trained models that ship with the package; use them as zoo:NAME wherever a checkpoint folder is asked.
+
+    Example: shallowdraft generate --target zoo:target --draft zoo:1x256 --prompt "Once upon a time"
+    """
+
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print the cards as a JSON list, with recipe, data and licences."""
+
+    def run(self) -> int:
+        from shallowdraft.models import zoo
+
+        cards = [zoo.card(name) for name in zoo.names()]
+        if self.json_output:
+            print(json.dumps(cards))
+        else:
+            _show(cards)
+        return 0
+
+
+def _show(cards: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="one target and drafts of it; figures on held-out text")
+    table.add_column("name", no_wrap=True)
+    table.add_column("shape", no_wrap=True)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("made by")
+    for column in ("tokens", "loss", "accepted", "TAR"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for card in cards:
+        held_out = card["held_out"]
+        figures = [f"{held_out[name]:.2f}" if name in held_out else "" for name in ("loss", "acceptance", "greedy_tar")]
+        sizes = f"{card['parameters'] / 1e6:.1f} M", card["method"], f"{card['tokens'] / 1e6:,.0f} M"
+        table.add_row(f"zoo:{card['name']}", card["shape"], *sizes, *figures)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "accepted: share of drafted tokens under sampling; TAR: tokens an iteration, greedily, at lookahead 5",
+        style="dim",
+    )
