@@ -25,7 +25,7 @@ from shallowdraft.building.training import usual_rate
 
 WAYS = (*OBJECTIVES, "cross-entropy")
 TEXTS = ("corpus", "target's text", "both", "corpus + rollouts")
-FACTORS = (0.5, 1.0, 2.0)
+FACTORS = (1.0, 2.0, 4.0)  # learning rates that are tried, over what the width suggests
 ROLLOUT = 0.25
 
 

@@ -32,7 +32,7 @@ WAYS = (
     "random sub-network + distillation",
     "from scratch + distillation",
 )
-FACTORS = (0.5, 1.0, 2.0)  # learning rates that are tried, over what the width suggests
+FACTORS = (1.0, 2.0, 4.0)  # learning rates that are tried, over what the width suggests
 PROBE = 0.05  # of the tokens, for each of up to five candidate sets of layers
 
 

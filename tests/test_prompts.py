@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import CONFIGS
 
 import shallowdraft as sd
 from shallowdraft.cli import main
@@ -13,8 +12,6 @@ from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts, names
 from shallowdraft.shapes import parse
 
-assert CONFIGS
-
 
 def test_shipped_sets_are_whole_and_say_where_they_come_from():
     assert "zoo" in names()
@@ -22,7 +19,8 @@ def test_shipped_sets_are_whole_and_say_where_they_come_from():
         prompts = load_prompts(name)
         assert len({prompt.id for prompt in prompts}) == len(prompts)
         assert all(prompt.text == prompt.text.strip() and prompt.task for prompt in prompts)
-    rows = [json.loads(line) for line in Path(sd.__file__).with_name("prompts").joinpath("zoo.jsonl").open()]
+    text = Path(sd.__file__).with_name("prompts").joinpath("zoo.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
     assert all(row["source"] and row["license"] for row in rows)
 
 
