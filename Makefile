@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow check bench zoo clean
 
 demo: $(READY)
 	$(BIN)/shallowdraft demo
@@ -22,6 +22,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/cpu_engine.py
+
+zoo: $(READY)
+	$(BIN)/python recipes/zoo.py --corpus $(CORPUS)
 
 clean:
 	rm -rf .venv

@@ -7,7 +7,7 @@ import torch
 from building.test_training import RECIPE, SHAPE, make_store, reader
 
 import shallowdraft as sd
-from shallowdraft.building.continuations import continuations, write_continuations
+from shallowdraft.building.continuations import continuations, half_generated, write_continuations
 from shallowdraft.building.corpus import Batches, TokenStore, open_store
 from shallowdraft.building.jobs import Distil
 from shallowdraft.building.training import fresh_decoder, train
@@ -57,6 +57,13 @@ def test_the_targets_text_is_a_domain_of_its_own(tmp_path: Path):
     assert Batches(store, rows=4, sequence=24, seed=0).weights.keys() == {"animals", "colours", "generated"}
     with pytest.raises(CorpusError, match="already"):
         list(write_continuations(store, TARGET, tmp_path / "x", tokens=1, prompt=8, length=16, rows=5, seed=1))
+
+
+def test_half_of_the_batch_is_the_targets_text():
+    mixed = half_generated({"wiki": 0.6, "news": 0.3, "generated": 0.1})
+    assert mixed == pytest.approx({"wiki": 1 / 3, "news": 1 / 6, "generated": 0.5})
+    assert half_generated({"generated": 1.0}) == {"generated": 1.0}
+    assert half_generated({"wiki": 1.0}) == {"wiki": 1.0}
 
 
 def test_rollouts_end_in_the_drafts_own_words_and_resume(tmp_path: Path):

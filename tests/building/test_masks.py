@@ -78,6 +78,23 @@ def test_the_asked_shape_is_reached_exactly(kind: str, notation: str, store: Tok
     assert largest_difference(model, job.masks, carved, 320) < 1e-4
 
 
+def test_a_stopped_run_goes_on_to_the_same_masks_and_weights(store: TokenStore, tmp_path: Path):
+    parent, wanted = random_decoder(PARENTS["llama-gqa"], seed=3), parse("2x24/2h/1kv/8hd/20", vocab=320, context=64)
+    recipe = replace(RECIPE, save_every=7)
+
+    def final(folder: str, stops: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        for stop in (*stops, 0):
+            model, job = copy.deepcopy(parent), Shear(parent, wanted)
+            batches = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=1)
+            for record in train(model, job, batches, recipe, tmp_path / folder):
+                if record.step == stop:
+                    break
+        return model.state_dict() | {f"mask {name}": one for name, one in job.masks.state_dict().items()}
+
+    straight, stopped = final("straight", ()), final("stopped", (12, 33, 71))
+    assert all(torch.equal(tensor, stopped[name]) for name, tensor in straight.items())
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_carving_equals_masking_for_every_kind_of_model(kind: str, folder):
     parent = load_decoder(folder(kind), dtype=torch.float32, device=torch.device("cpu"))

@@ -10,11 +10,20 @@ from torch import Tensor
 from shallowdraft.building.corpus import Batches, TokenStore, extend_store
 from shallowdraft.decoding.generation import generate
 from shallowdraft.errors import OptionError
+from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 
 DOMAIN = "generated"
 GREEDY_SHARE = 4  # one batch in so many is decoded greedily, the others drawn at temperature 1
+
+
+def half_generated(weights: dict[str, float]) -> dict[str, float]:
+    """Weights of domains with half of the batch from the target's own text, where there is some beside the corpus."""
+    if DOMAIN not in weights or len(weights) == 1:
+        return weights
+    rest = 1 - weights[DOMAIN]
+    return {name: 0.5 if name == DOMAIN else 0.5 * weight / rest for name, weight in weights.items()}
 
 
 @torch.no_grad()
@@ -44,11 +53,12 @@ def write_continuations(
     Each document is a prompt from the store's training part and what the target writes after it.
     """
     reader = Batches(store, rows=rows, sequence=prompt, seed=seed)
+    writer = assemble(target.shape, target.dense_state()).pack()
     pieces: list[np.ndarray] = []
     for batch in range(max(2, -(-tokens // (rows * (prompt + length))))):
         temperature = 0.0 if batch % GREEDY_SHARE == GREEDY_SHARE - 1 else 1.0
         prompts = torch.from_numpy(reader.next()[:, :prompt]).to(target.device)
-        text = continuations(target, prompts, length, temperature=temperature, seed=seed + batch)
+        text = continuations(writer, prompts, length, temperature=temperature, seed=seed + batch)
         pieces.append(text.cpu().numpy())
         yield sum(piece.size for piece in pieces)
     yield extend_store(store, folder, DOMAIN, train=np.concatenate(pieces[1:]).ravel(), val=pieces[0].ravel())

@@ -9,6 +9,7 @@ import torch
 
 from shallowdraft.building import sharding
 from shallowdraft.building.balance import Balance
+from shallowdraft.building.continuations import half_generated
 from shallowdraft.building.corpus import Batches, TokenStore
 from shallowdraft.building.importance import Importance, measure_importance
 from shallowdraft.building.jobs import Distil, Job
@@ -41,6 +42,7 @@ class Workshop:
         batches = Batches(
             self.store, rows=recipe.rows, sequence=recipe.sequence, seed=recipe.seed, domains=self.domains
         )
+        batches.weights = half_generated(batches.weights)
         steps = train(
             model,
             job,

@@ -1,0 +1,94 @@
+"""Every draft of the zoo at every lookahead against plain decoding, over the prompts that ship with the package.
+
+Greedy, batch 1, float32 on a CPU. For each prompt all ways take turns, so that they meet the same machine; the speed-up
+is the ratio of the sums of decoding time over all prompts, its interval a bootstrap over prompts. Outputs must be those
+of plain decoding.
+
+    python benchmarks/zoo.py [--drafts 1x256 2x192] [--lookaheads 1 2 3 4 5] [--new-tokens 64] [--threads 2]
+"""
+
+import argparse
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import shallowdraft as sd
+from shallowdraft.decoding.divergence import explain
+from shallowdraft.models import zoo
+from shallowdraft.prompts import load_prompts
+
+Way = tuple[str, int]
+"""A draft and a lookahead; ("", 0) is plain decoding."""
+
+
+def measure(given: argparse.Namespace) -> dict[Way, list[sd.Statistics]]:
+    """Statistics of every way on every prompt."""
+    target = sd.load("zoo:target", device="cpu")
+    drafts = {name: sd.load(f"zoo:{name}", device="cpu") for name in given.drafts}
+    ways: list[Way] = [("", 0), *((name, lookahead) for name in drafts for lookahead in given.lookaheads)]
+    found: dict[Way, list[sd.Statistics]] = {way: [] for way in ways}
+    for number, prompt in enumerate(load_prompts("zoo")):
+        expected: list[int] = []
+        for name, lookahead in ways if number else ways * 2:  # the first prompt warms up
+            run = sd.generate(
+                target,
+                prompt.text,
+                draft=drafts.get(name),
+                lookahead=max(1, lookahead),
+                max_new_tokens=given.new_tokens,
+            )
+            expected = expected or run.token_ids
+            difference = explain(target, target.encode(prompt.text), expected, run.token_ids)
+            assert difference is None or difference.tie, f"{name}, lookahead {lookahead}: {difference}"
+            if len(found[name, lookahead]) > number:
+                found[name, lookahead].pop()
+            found[name, lookahead].append(run.stats)
+    return found
+
+
+def speed_up(plain: list[sd.Statistics], other: list[sd.Statistics]) -> tuple[float, float, float]:
+    """Ratio of decoding speeds with its 90 % interval."""
+    times = np.array([[stats.total_s - stats.prefill_s for stats in side] for side in (plain, other)])
+    tokens = np.array([[stats.tokens for stats in side] for side in (plain, other)])
+
+    def ratio(chosen: np.ndarray) -> float:
+        speeds = tokens[:, chosen].sum(1) / times[:, chosen].sum(1)
+        return float(speeds[1] / speeds[0])
+
+    draws = np.random.default_rng(0).integers(0, len(plain), (1000, len(plain)))
+    low, high = np.quantile([ratio(draw) for draw in draws], (0.05, 0.95))
+    return ratio(np.arange(len(plain))), float(low), float(high)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drafts", nargs="+", default=[name for name in zoo.names() if name != "target"])
+    parser.add_argument("--lookaheads", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    found = measure(given)
+    plain = found["", 0]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    processor = cpu.partition(": ")[2] or platform.processor()
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}, {processor}")
+    print(f"{given.threads} threads, torch {torch.__version__}, {len(plain)} prompts, {given.new_tokens} tokens each")
+    whole = sd.total(plain, one_batch=False)
+    print(f"plain decoding: {whole.decode_tokens_per_s:.0f} tokens/s; outputs of all ways are the same")
+    print(f"{'draft':<16}{'lookahead':>10}{'TAR':>7}{'draft ms':>10}{'verify ms':>10}{'tokens/s':>10}  speed-up (90 %)")
+    for (name, lookahead), stats in list(found.items())[1:]:
+        whole = sd.total(stats, one_batch=False)
+        ratio, low, high = speed_up(plain, stats)
+        times = "".join(f"{seconds / whole.iterations * 1e3:>10.2f}" for seconds in (whole.draft_s, whole.verify_s))
+        speed = f"{whole.decode_tokens_per_s:>10.0f}"
+        print(f"{name:<16}{lookahead:>10}{whole.tar:>7.2f}{times}{speed}  {ratio:.2f} ({low:.2f} to {high:.2f})")
+
+
+if __name__ == "__main__":
+    main()
