@@ -1,6 +1,7 @@
 """pretrain, prune and distill, from a folder of text to a draft that its target accepts."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,31 @@ def test_distilled_on_the_targets_words_and_its_own_at_the_best_rate(parent: str
         "rate-0.004",
         "rate-0.008",
     ]
+
+
+def test_a_draft_of_another_vocabulary(parent: str, corpus: str, tmp_path: Path, capsys):
+    """A shorter one of the same kind is trained; one that gives other ids to the same tokens is refused."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "other.txt").write_text("Zwei Boxkämpfer jagen Eva quer durch Sylt. " * 2000)
+    for name, text, vocab in (("shorter", corpus, "290"), ("other", str(tmp_path / "text"), "290")):
+        shape = ["--shape", "1x32/2h/48", "--vocab", vocab, "--context", "64"]
+        budget = ["--tokens", "1024", *BUDGET[2:]]
+        assert main(["pretrain", "--corpus", text, *shape, *budget, "--out", str(tmp_path / name)]) == 0
+        options = ["--draft", str(tmp_path / name), "--target", parent, "--corpus", corpus, *budget]
+        assert main(["distill", *options, "--out", str(tmp_path / "d")]) == (0 if name == "shorter" else 2)
+        shutil.rmtree(tmp_path / "d", ignore_errors=True)
+    assert "error:" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
+def test_the_state_of_another_run_is_not_taken(parent: str, corpus: str, tmp_path: Path, capsys):
+    options = ["--corpus", corpus, "--vocab", "300", "--context", "64", *BUDGET, "--out", str(tmp_path / "m")]
+    assert main(["pretrain", "--shape", "1x32/2h/48", *options]) == 0
+    (tmp_path / "m" / "config.json").unlink()  # as if it had been stopped before the end
+    state = (tmp_path / "m" / "training" / "pretrain" / "state.pt").read_bytes()
+    assert main(["pretrain", "--shape", "1x32/2h/64", *options]) == 2
+    assert "belongs to another run" in capsys.readouterr().err
+    assert (tmp_path / "m" / "training" / "pretrain" / "state.pt").read_bytes() == state
 
 
 @pytest.mark.slow

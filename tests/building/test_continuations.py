@@ -59,6 +59,22 @@ def test_the_targets_text_is_a_domain_of_its_own(tmp_path: Path):
         list(write_continuations(store, TARGET, tmp_path / "x", tokens=1, prompt=8, length=16, rows=5, seed=1))
 
 
+def test_writing_goes_on_where_it_stopped(tmp_path: Path):
+    store = make_store(tmp_path)
+    options = {"tokens": 600, "prompt": 8, "length": 16, "rows": 5, "seed": 1}
+    steps = write_continuations(store, TARGET, tmp_path / "stopped", **options)
+    assert [next(steps), next(steps)] == [120, 240]
+    steps.close()
+    kept = (tmp_path / "stopped" / "1.npy").stat().st_mtime_ns
+    assert next(write_continuations(store, TARGET, tmp_path / "stopped", **options)) == 120
+    assert (tmp_path / "stopped" / "1.npy").stat().st_mtime_ns == kept
+    for name in ("stopped", "straight"):
+        list(write_continuations(store, TARGET, tmp_path / name, **options))
+    one, two = (open_store(tmp_path / name).tokens("generated", "train").tolist() for name in ("stopped", "straight"))
+    assert one == two
+    assert not list((tmp_path / "stopped").glob("*.npy"))
+
+
 def test_half_of_the_batch_is_the_targets_text():
     mixed = half_generated({"wiki": 0.6, "news": 0.3, "generated": 0.1})
     assert mixed == pytest.approx({"wiki": 1 / 3, "news": 1 / 6, "generated": 0.5})

@@ -51,6 +51,13 @@ def test_domains_and_parts(corpus: Path):
     assert {text for _, _, text in found} >= {document(number) for number in range(300)}
 
 
+def test_a_single_document_is_held_out_in_part(corpus: Path, tokenizer, tmp_path: Path):
+    store = write_store(corpus, tokenizer, tmp_path / "store")
+    whole = len(tokenizer("One whole book. " * 200, add_special_tokens=False)["input_ids"]) + 1
+    assert store.counts["book"] == {"train": whole - whole // 100, "val": whole // 100}
+    assert len(store.tokens("book", "val")) == whole // 100
+
+
 def test_a_trained_tokenizer_knows_its_text(corpus: Path):
     made = train_tokenizer((text for _, _, text in read_corpus(corpus)), 400)
     assert len(made) == 400

@@ -15,7 +15,7 @@ import torch
 
 from shallowdraft.building.corpus import Batches, TokenStore, write_store
 from shallowdraft.building.jobs import Distil, Pretrain
-from shallowdraft.building.training import Recipe, fresh_decoder, train, validate
+from shallowdraft.building.training import Recipe, fresh_decoder, rows_at_once, train, validate
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.synthetic import byte_tokenizer
 from shallowdraft.shapes import ModelShape
@@ -110,6 +110,14 @@ def test_another_runs_checkpoint_is_not_taken(store: TokenStore, tmp_path: Path)
     other = ModelShape(1, 32, 2, 48, 320)
     with pytest.raises(TrainingError, match="belongs to another run"):
         list(train(fresh_decoder(other, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+
+
+def test_fewer_rows_at_once_for_a_large_vocabulary():
+    from dataclasses import replace
+
+    assert rows_at_once(SHAPE, 256) == 64
+    assert rows_at_once(replace(SHAPE, vocab=128256), 256) == 5
+    assert rows_at_once(replace(SHAPE, vocab=128256), 8192) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 A corpus is a folder of files named `domain.jsonl`, `domain-00.jsonl.xz`, `domain.txt` …: the domain is what stands
 before the first dash or dot. JSON lines carry a `text` field; a plain text file is one document. Files named
-`domain-val…` are the validation part; without one, every hundredth document of the domain is. A folder that the package
-`datasets` saved will do too.
+`domain-val…` are the validation part; without one, every hundredth document of the domain is, or its last hundredth. A
+folder that the package `datasets` saved will do too.
 
 A store holds each domain's documents end to end as one memory-mapped array of token ids, an end token after each.
 """
@@ -200,7 +200,19 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
             file.close()
     if not any(parts["train"] for parts in counts.values()):
         raise CorpusError(f"{corpus}: holds no text to train on")
+    for domain, parts in counts.items():
+        if not parts["val"]:
+            _hold_out_the_end(folder, domain, parts, _id_type(vocab))
     return _complete(TokenStore(folder, fingerprint(tokenizer), vocab, counts))
+
+
+def _hold_out_the_end(folder: Path, domain: str, parts: dict[Part, int], kind: type[np.unsignedinteger]) -> None:
+    """Of a domain with too few documents to hold one out."""
+    tokens = np.fromfile(folder / f"{domain}.train.bin", kind)
+    kept = len(tokens) - len(tokens) // VALIDATION_EVERY
+    tokens[:kept].tofile(folder / f"{domain}.train.bin")
+    tokens[kept:].tofile(folder / f"{domain}.val.bin")
+    parts["train"], parts["val"] = kept, len(tokens) - kept
 
 
 def extend_store(

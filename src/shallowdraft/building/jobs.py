@@ -12,6 +12,8 @@ from shallowdraft.building.losses import OBJECTIVES
 from shallowdraft.errors import OptionError
 from shallowdraft.models.decoder import Decoder
 
+UNKNOWN = -100  # marks tokens of a target that its draft, with a shorter vocabulary, does not have
+
 
 class Job:
     """What the loop asks of a job; this one is next-token cross-entropy on a corpus."""
@@ -103,7 +105,8 @@ def require_objective(objective: str, rollout: float) -> None:
 
 
 def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Of tokens [B, T + 1], each against the logits [B, T, V] before it."""
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(
-        tokens.shape[0], -1
-    )
+    """Of tokens [B, T + 1], each against the logits [B, T, V] before it; 0 for a token that the model does not know."""
+    wanted = tokens[:, 1:]
+    wanted = wanted.masked_fill(wanted >= logits.shape[-1], UNKNOWN)
+    losses = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=UNKNOWN)
+    return losses.view(wanted.shape)

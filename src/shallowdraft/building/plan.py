@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from shallowdraft.building.jobs import Job
-from shallowdraft.building.training import Recipe
+from shallowdraft.building.training import LOGITS_AT_ONCE, Recipe
 from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import require_memory
@@ -17,7 +17,6 @@ from shallowdraft.shapes import ModelShape
 TRAINED_BYTES = 16  # a float32 weight, its gradient and AdamW's two moments
 STATE_BYTES = 12  # of these the weight and the moments are saved
 TIMED_TOKENS = 4096
-LOGITS_AT_ONCE = 6  # float32 copies of a micro-batch's logits: both models', their log-softmax, gradients
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ from shallowdraft.shapes import ModelShape
 DIVERGED = 2.0  # times the best loss so far
 PATIENCE = 20  # steps in a row before that counts
 VALIDATION_LOOKAHEAD = 5
+LOGITS_AT_ONCE = 6  # float32 copies of a micro-batch's logits: both models', their log-softmax, gradients
+LOGITS_BYTES = 2**32
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class Recipe:
             return self.learning_rate * (step + 1) / rise
         done = (step - rise) / max(1, self.steps - rise)
         return self.learning_rate * (self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def rows_at_once(shape: ModelShape, sequence: int, copies: int = LOGITS_AT_ONCE) -> int:
+    """Sequences whose logits, so many float32 copies of them, take no more than `LOGITS_BYTES`."""
+    return max(1, min(64, LOGITS_BYTES // (4 * copies * sequence * shape.vocab)))
 
 
 def usual_rate(shape: ModelShape) -> float:

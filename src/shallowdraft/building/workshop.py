@@ -15,7 +15,7 @@ from shallowdraft.building.importance import Importance, measure_importance
 from shallowdraft.building.jobs import Distil, Job
 from shallowdraft.building.masks import Shear
 from shallowdraft.building.pruning import carve, choose, layer_candidates
-from shallowdraft.building.training import Recipe, Step, train, validate
+from shallowdraft.building.training import Recipe, Step, rows_at_once, train, validate
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.shapes import ModelShape
 
@@ -59,7 +59,7 @@ class Workshop:
         self, model: Decoder, target: Decoder | None, sequence: int, domains: Sequence[str] | None = None
     ) -> dict[str, float]:
         """On held-out text, the same for every model."""
-        rows = max(1, min(64, VALIDATION_TOKENS // sequence))
+        rows = min(rows_at_once(model.shape, sequence), max(1, VALIDATION_TOKENS // sequence))
         held_out = Batches(self.store, part="val", rows=rows, sequence=sequence, seed=0, domains=domains)
         return validate(model, target, held_out, max(1, VALIDATION_TOKENS // (rows * sequence)))
 

@@ -59,13 +59,14 @@ class TrainingCommand(ModelCommand):
         return Path(self.out) / "training"
 
     def recipe(self, shape: "ModelShape | None" = None) -> "Recipe":
-        from shallowdraft.building.training import Recipe, usual_rate
+        from shallowdraft.building.training import Recipe, rows_at_once, usual_rate
 
         rate = self.learning_rate or (usual_rate(shape) if shape else 1e-3)
         return Recipe(
             tokens=self.tokens,
             batch_tokens=self.batch_tokens,
             sequence=self.sequence,
+            micro_rows=rows_at_once(shape, self.sequence) if shape else 1,
             learning_rate=rate,
             seed=self.seed,
         )
@@ -86,7 +87,8 @@ class TrainingCommand(ModelCommand):
         from shallowdraft.building.workshop import Workshop
 
         store = self.store(tokenizer)
-        Batches(store, rows=1, sequence=self.sequence, seed=0)  # is there text enough?
+        for part in ("train", "val"):  # is there text enough?
+            Batches(store, part=part, rows=1, sequence=self.sequence, seed=0)
         return Workshop(store, self.work, follow, compiled=self.compile, recompute=self.recompute)
 
     def store(self, tokenizer: Any) -> "TokenStore":
