@@ -14,6 +14,7 @@
 
 /* LANES (floats in a vector, 16) and QUERIES (of a head that share one reading of its keys, 6) come from cpu.py. */
 #define PANEL (2 * LANES)
+#define CHUNK 4 /* vectors of a head whose QUERIES * CHUNK sums stay in registers */
 #ifdef __AVX512F__
 #define TILE 8 /* rows whose 2 * TILE accumulators stay in registers */
 #else
@@ -208,6 +209,31 @@ static void place(const Model *m, const Layer *l, float *qkv, const int64_t *pos
     }
 }
 
+/* Values weighted by scores, CHUNK vectors of a head at once, so that the cache is read in the order it lies in memory.
+ * `count` and `parts` are constants wherever this is inlined. */
+static inline __attribute__((always_inline)) void blend(int count, int parts, float *out[], const float *values,
+                                                        int64_t at, int64_t first, int64_t last, int64_t D,
+                                                        const float *scores, int64_t width, const float *inverse) {
+    vec mix[QUERIES][CHUNK];
+#pragma GCC unroll 6
+    for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+        for (int c = 0; c < parts; c++) mix[t][c] = (vec){0};
+    for (int64_t j = first; j < last; j++) {
+        const float *value = values + j * D;
+#pragma GCC unroll 4
+        for (int c = 0; c < parts; c++) {
+            vec v = *(const vec *)(value + c * LANES);
+#pragma GCC unroll 6
+            for (int t = 0; t < count; t++) mix[t][c] += v * scores[t * width + j - first];
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+        for (int c = 0; c < parts; c++) *(vec *)(out[t] + at + c * LANES) = mix[t][c] * inverse[t];
+}
+
 /* `count` queries of one head against the slots [first, last): scores, softmax, mix. D is a multiple of 16. */
 static void attend(int count, const float *q[], float *out[], const int64_t *limit, int64_t window, const float *keys,
                    const float *values, int64_t first, int64_t last, int64_t D, float *scores) {
@@ -234,16 +260,14 @@ static void attend(int count, const float *q[], float *out[], const int64_t *lim
         }
         inverse[t] = 1 / sum(total);
     }
-    for (int64_t i = 0; i < D; i += LANES) {
-        vec mix[QUERIES] = {{0}};
-        for (int64_t j = first; j < last; j++) {
-            vec value = *(const vec *)(values + j * D + i);
-#pragma GCC unroll 6
-            for (int t = 0; t < QUERIES; t++)
-                if (t < count) mix[t] += value * scores[t * width + j - first];
-        }
-        for (int t = 0; t < count; t++) *(vec *)(out[t] + i) = mix[t] * inverse[t];
+#define BLEND(n, parts) case n: blend(n, parts, out, values + i, i, first, last, D, scores, width, inverse); break;
+#define EACH(parts) \
+    switch (count) { \
+        BLEND(1, parts) BLEND(2, parts) BLEND(3, parts) BLEND(4, parts) BLEND(5, parts) BLEND(6, parts) \
     }
+    int64_t i = 0;
+    for (; i + CHUNK * LANES <= D; i += CHUNK * LANES) EACH(CHUNK)
+    for (; i < D; i += LANES) EACH(1)
 }
 
 /* All heads: this thread's share of (sequence, head, tile of queries). */
