@@ -44,11 +44,11 @@ PROBE = 0.1  # share of the tokens with which each candidate set of layers is tr
 def main() -> None:
     options = parse()
     config = tomllib.loads(options.recipe.read_text())
-    zoo = Builder(options.corpus, options.work, options.out, options.recipe, compiled=options.compile)
-    tokenizer, store = zoo.text(config["tokenizer"]["vocab"])
-    target = zoo.target(tokenizer, store, config["target"])
+    zoo = Builder(options.corpus, options.work, options.out, config, compiled=options.compile)
+    tokenizer, store = zoo.text()
+    target = zoo.target(tokenizer, store)
     if options.only != "target":
-        zoo.drafts(target, zoo.written(target, store, config["generated"]), config["distil"], config["drafts"])
+        zoo.drafts(target, zoo.written(target, store))
 
 
 def parse() -> argparse.Namespace:
@@ -69,23 +69,26 @@ class Builder:
     corpus: Path
     work: Path
     out: Path
-    recipe: Path
+    config: dict[str, Any]
+    """The recipe."""
     compiled: bool
 
-    def text(self, vocab: int) -> tuple[Any, TokenStore]:
+    def text(self) -> tuple[Any, TokenStore]:
         """The tokenizer and the corpus in its tokens, made once."""
         folder = self.work / "tokenizer"
         tokenizer = load_tokenizer(folder)
         if tokenizer is None:
-            tokenizer = train_tokenizer((text for _, _, text in read_corpus(self.corpus)), vocab)
+            tokenizer = train_tokenizer(
+                (text for _, _, text in read_corpus(self.corpus)), self.config["tokenizer"]["vocab"]
+            )
             tokenizer.save_pretrained(folder)
         store = self.work / "tokens"
         made = (store / "store.json").exists()
         return tokenizer, open_store(store) if made else write_store(self.corpus, tokenizer, store)
 
-    def target(self, tokenizer: Any, store: TokenStore, config: dict[str, Any]) -> Model:
+    def target(self, tokenizer: Any, store: TokenStore) -> Model:
         """Pre-trained, cured of loops, and as it ships: what drafts learn from is what users run."""
-        folder = self.out / "target"
+        folder, config = self.out / "target", self.config["target"]
         if not (folder / "card.json").exists():
             begin_s = time.perf_counter()
             shape = shapes.parse(config["shape"], vocab=len(tokenizer), context=config["context"])
@@ -93,25 +96,25 @@ class Builder:
             shop = Workshop(store, self.work, follow, compiled=self.compiled)
             pretrain = Recipe(**config["pretrain"])
             shop.train("target", decoder, Pretrain(), pretrain)
-            job = config["unloop"].pop("job")
             unloop = Recipe(**config["unloop"])
-            replace(shop, compiled=False).train("unloop", decoder, Unloop(**job), unloop)
+            replace(shop, compiled=False).train("unloop", decoder, Unloop(**config["unlikelihood"]), unloop)
             model = Model("target", decoder, tokenizer, (tokenizer.eos_token_id,))
             tokens = pretrain.tokens + unloop.tokens
-            self.ship(model, folder, shop, None, method="pre-trained", tokens=tokens, begin_s=begin_s)
+            made = {"method": "pre-trained", "tokens": tokens, "recipe": self.digest("tokenizer", "target")}
+            self.ship(model, folder, shop, None, made, begin_s)
         return load(folder, "float32", trainable=True)
 
-    def written(self, target: Model, store: TokenStore, config: dict[str, Any]) -> TokenStore:
+    def written(self, target: Model, store: TokenStore) -> TokenStore:
         """The store with the target's own text."""
         folder = self.work / "generated"
         if not (folder / "store.json").exists():
             begin_s = time.perf_counter()
-            for done in write_continuations(store, target.decoder, folder, seed=1, **config):
+            for done in write_continuations(store, target.decoder, folder, seed=1, **self.config["generated"]):
                 print(f"generated: {done if isinstance(done, int) else ''} {time.perf_counter() - begin_s:.0f} s")
         return open_store(folder)
 
-    def drafts(self, target: Model, store: TokenStore, distil: dict[str, Any], configs: list[dict[str, str]]) -> None:
-        for config in configs:
+    def drafts(self, target: Model, store: TokenStore) -> None:
+        for config in self.config["drafts"]:
             folder = self.out / config["name"]
             if (folder / "card.json").exists():
                 continue
@@ -119,37 +122,41 @@ class Builder:
             shop = Workshop(store, self.work / config["name"], follow)
             shape = target.shape
             wanted = shapes.parse(config["shape"], vocab=shape.vocab, context=shape.context)
-            recipe = Recipe(**distil, learning_rate=usual_rate(wanted))
+            rate = self.config["learning_rates"]["factor"] * usual_rate(wanted)
+            recipe = Recipe(**self.config["distil"], learning_rate=rate)
             decoder, tokens = self.draft(shop, target.decoder, wanted, recipe, config["method"])
             model = replace(target, name=config["name"], decoder=decoder)
-            self.ship(model, folder, shop, target, method=config["method"], tokens=tokens, begin_s=begin_s)
+            parts = ("tokenizer", "target", "generated", "objective", "learning_rates", "distil")
+            made = {"method": config["method"], "tokens": tokens, "recipe": self.digest(*parts, draft=config)}
+            self.ship(model, folder, shop, target, made, begin_s)
 
     def draft(
         self, shop: Workshop, target: Decoder, wanted: ModelShape, recipe: Recipe, method: str
     ) -> tuple[Decoder, int]:
         """A draft and the tokens that it was trained on."""
         if method.startswith("learned masks"):
-            return prune_by_masks(shop, target, wanted, recipe, objective="forward-kl"), recipe.tokens
+            return prune_by_masks(
+                shop, target, wanted, recipe, objective=self.config["objective"]["name"]
+            ), recipe.tokens
         if method == "from scratch":
             decoder = fresh_decoder(child_shape(target.shape, wanted), seed=1).to(target.device)
         else:
             probe = 0.0 if "no distillation" in method else PROBE
-            decoder = prune_by_importance(shop, target, wanted, recipe, objective="forward-kl", probe=probe)
+            decoder = prune_by_importance(
+                shop, target, wanted, recipe, objective=self.config["objective"]["name"], probe=probe
+            )
         if "no distillation" in method:
             return decoder, 0
-        shop.train("distil", decoder, Distil(target), recipe)
+        shop.train("distil", decoder, Distil(target, self.config["objective"]["name"]), recipe)
         return decoder, recipe.tokens
 
+    def digest(self, *parts: str, **more: Any) -> str:
+        """Of the parts of the recipe that a model depends on."""
+        content = {part: self.config[part] for part in parts} | more
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
     def ship(
-        self,
-        model: Model,
-        folder: Path,
-        shop: Workshop,
-        target: Model | None,
-        *,
-        method: str,
-        tokens: int,
-        begin_s: float,
+        self, model: Model, folder: Path, shop: Workshop, target: Model | None, made: dict[str, Any], begin_s: float
     ) -> None:
         """Save with 8-bit weights, measure what was saved, write its card."""
         model.save(folder, int8=True)
@@ -160,13 +167,11 @@ class Builder:
         card = {
             "shape": str(model.shape),
             "parameters": model.shape.parameters,
-            "method": method,
-            "tokens": tokens,
+            **made,
             "time_s": round(time.perf_counter() - begin_s),
             "held_out": held_out,
             "held_out_before_rounding": unrounded,
             "on_the_targets_text": shop.validate(rounded, teacher, 1024, [DOMAIN]) if teacher else None,
-            "recipe": {self.recipe.name: hashlib.sha256(self.recipe.read_bytes()).hexdigest()},
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
             "data": licences(self.corpus),
         }
