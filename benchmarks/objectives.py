@@ -52,11 +52,12 @@ def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
 
 def best_factors(given: argparse.Namespace, file: Path) -> dict[str, float]:
     """The learning rate of each objective that gives most tokens an iteration."""
+    size = {"shape": given.shape, "tokens": given.tokens}
     pilots = run_all(
         one,
         given,
         (
-            {"objective": objective, "text": "corpus", "factor": factor, "seed": 100}
+            {"objective": objective, "text": "corpus", "factor": factor, "seed": 100, **size}
             for objective in WAYS
             for factor in FACTORS
         ),
@@ -74,11 +75,12 @@ def main() -> None:
     trials.prepare(given)
     file = given.work / "objectives.jsonl"
     factors = best_factors(given, file)
+    size = {"shape": given.shape, "tokens": given.tokens}
     records = run_all(
         one,
         given,
         (
-            {"objective": objective, "text": text, "factor": factors[objective], "seed": seed}
+            {"objective": objective, "text": text, "factor": factors[objective], "seed": seed, **size}
             for objective in WAYS
             for text in TEXTS
             for seed in range(given.seeds)

@@ -1,6 +1,6 @@
 """Ways to a draft of a given shape, on equal tokens: pruning by importance, by learned masks, at random, from scratch.
 
-For each shape and way the learning rate is chosen first, of three, with one seed and the smaller budget. All tokens
+For each shape and way the learning rate is chosen first, of four, with one seed and the smaller budget. All tokens
 count: those with which candidate layers are tried, and those on which masks are trained. Judged on held-out prompts:
 acceptance on text that the target drew, greedy match and TAR at lookahead 5 on its greedy text, loss on the corpus.
 
@@ -32,7 +32,7 @@ WAYS = (
     "random sub-network + distillation",
     "from scratch + distillation",
 )
-FACTORS = (1.0, 2.0, 4.0)  # learning rates that are tried, over what the width suggests
+FACTORS = (0.5, 1.0, 2.0, 4.0)  # learning rates that are tried, over what the width suggests
 PROBE = 0.05  # of the tokens, for each of up to five candidate sets of layers
 
 
@@ -52,9 +52,9 @@ def build(given: argparse.Namespace, trial: Trial, shop: Workshop, target: Decod
     whole = recipe(given, tokens, rate, trial["seed"])
     if way.startswith("learned masks"):
         share = 0.5 if "distillation" in way else 1.0
-        draft = prune_by_masks(
-            shop, target, wanted, recipe(given, round(share * tokens), rate, trial["seed"]), objective="forward-kl"
-        )
+        of_parent = trial["factor"] * usual_rate(target.shape)
+        masks = recipe(given, round(share * tokens), of_parent, trial["seed"])
+        draft = prune_by_masks(shop, target, wanted, masks, objective="forward-kl")
         left = tokens - round(share * tokens)
     elif way.startswith("importance"):
         draft = prune_by_importance(shop, target, wanted, whole, objective="forward-kl", probe=PROBE)
@@ -124,7 +124,7 @@ def main() -> None:
         file,
     )
     print(trials.provenance(given))
-    print("mean ± standard deviation over seeds; rate: what the learning rate is multiplied with, the best of three")
+    print("mean ± standard deviation over seeds; rate: what the learning rate is multiplied with, the best of four")
     for shape in given.shapes:
         for tokens in given.budgets:
             print(f"\n{shape}, {tokens:,} tokens")

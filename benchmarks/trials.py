@@ -30,6 +30,8 @@ from shallowdraft.models.model import load
 LOOKAHEAD = 5
 PROMPT, LENGTH = 32, 96  # tokens of a held-out prompt, and of what the target writes after it
 
+SETTING = ("parent", "batch_tokens", "sequence", "prompts", "generated")  # what a record depends on beside its trial
+
 Trial = dict[str, Any]
 
 
@@ -128,18 +130,26 @@ def run_all(
     file: Path,
 ) -> list[dict[str, Any]]:
     """The records of all trials, each run once."""
-    wanted = list(trials)
+    setting = {name: str(getattr(given, name)) for name in SETTING}
+    wanted = [trial | setting for trial in trials]
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     known = {_key(record["trial"]) for record in done}
     left = [trial for trial in wanted if _key(trial) not in known]
-    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
+    failed: BaseException | None = None
+    threads = max(1, torch.get_num_threads() // given.workers)
+    with ProcessPoolExecutor(given.workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
         futures = {pool.submit(_run, one, given, trial): trial for trial in left}
         for count, future in enumerate(as_completed(futures), 1):
+            if error := future.exception():
+                failed = error
+                continue
             record = {"trial": futures[future], **future.result()}
             done.append(record)
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
             print(f"{count}/{len(left)}", _key(record["trial"]), record["tar"], flush=True)
+    if failed:
+        raise failed
     keys = {_key(trial) for trial in wanted}
     return [record for record in done if _key(record["trial"]) in keys]
 
@@ -148,7 +158,6 @@ def _run(
     one: Callable[[argparse.Namespace, Trial, str], dict[str, Any]], given: argparse.Namespace, trial: Trial
 ) -> dict[str, Any]:
     torch.set_float32_matmul_precision("high")
-    torch.set_num_threads(max(1, (torch.get_num_threads() * 2) // (given.workers * 2)))
     with tempfile.TemporaryDirectory() as folder:
         return one(given, trial, folder)
 

@@ -79,7 +79,8 @@ class Builder:
         tokenizer = load_tokenizer(folder)
         if tokenizer is None:
             tokenizer = train_tokenizer(
-                (text for _, _, text in read_corpus(self.corpus)), self.config["tokenizer"]["vocab"]
+                (text for _, part, text in read_corpus(self.corpus) if part == "train"),
+                self.config["tokenizer"]["vocab"],
             )
             tokenizer.save_pretrained(folder)
         store = self.work / "tokens"
@@ -134,21 +135,23 @@ class Builder:
         self, shop: Workshop, target: Decoder, wanted: ModelShape, recipe: Recipe, method: str
     ) -> tuple[Decoder, int]:
         """A draft and the tokens that it was trained on."""
+        objective = self.config["objective"]["name"]
         if method.startswith("learned masks"):
-            return prune_by_masks(
-                shop, target, wanted, recipe, objective=self.config["objective"]["name"]
-            ), recipe.tokens
+            rate = (
+                recipe.learning_rate * usual_rate(target.shape) / usual_rate(wanted)
+            )  # it is the target that is trained
+            masks = replace(recipe, learning_rate=rate)
+            return prune_by_masks(shop, target, wanted, masks, objective=objective), recipe.tokens
         if method == "from scratch":
             decoder = fresh_decoder(child_shape(target.shape, wanted), seed=1).to(target.device)
         else:
             probe = 0.0 if "no distillation" in method else PROBE
-            decoder = prune_by_importance(
-                shop, target, wanted, recipe, objective=self.config["objective"]["name"], probe=probe
-            )
+            decoder = prune_by_importance(shop, target, wanted, recipe, objective=objective, probe=probe)
         if "no distillation" in method:
             return decoder, 0
-        shop.train("distil", decoder, Distil(target, self.config["objective"]["name"]), recipe)
-        return decoder, recipe.tokens
+        shop.train("distil", decoder, Distil(target, objective), recipe)
+        tried = 0 if method == "from scratch" else round(PROBE * recipe.tokens)
+        return decoder, recipe.tokens + tried
 
     def digest(self, *parts: str, **more: Any) -> str:
         """Of the parts of the recipe that a model depends on."""

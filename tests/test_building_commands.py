@@ -112,6 +112,9 @@ def test_the_state_of_another_run_is_not_taken(parent: str, corpus: str, tmp_pat
     (tmp_path / "m" / "config.json").unlink()  # as if it had been stopped before the end
     state = (tmp_path / "m" / "training" / "pretrain" / "state.pt").read_bytes()
     assert main(["pretrain", "--shape", "1x32/2h/64", *options]) == 2
+    assert "unfinished run that was started with --shape 1x32/2h/48;" in capsys.readouterr().err
+    (tmp_path / "m" / "training" / "run.json").unlink()
+    assert main(["pretrain", "--shape", "1x32/2h/64", *options]) == 2
     assert "belongs to another run" in capsys.readouterr().err
     assert (tmp_path / "m" / "training" / "pretrain" / "state.pt").read_bytes() == state
 
@@ -137,6 +140,8 @@ def test_a_command_under_torchrun(parent: str, corpus: str, tmp_path: Path):
         (["--shape", "1x48/4h/2kv/24hd/64"], "heads are 24 wide"),
         (["--corpus", "nowhere"], "no such folder"),
         (["--tokens", "0"], "must be at least 1"),
+        (["--dtype", "bfloat16"], "trained in float32"),
+        (["--mask-tokens", "1.5"], "a share"),
         (["--objective", "mse"], "'mse' is unknown"),
         (["--sequence", "100000", "--batch-tokens", "100000"], "no domain has"),
     ],

@@ -32,6 +32,14 @@ def test_equal_lag_changes_nothing_and_no_domain_dies():
     assert rebalance(weights, {"a": 0.0, "b": 900.0})["b"] > 0.99  # no overflow
 
 
+def test_a_domain_that_is_not_measured_keeps_its_weight():
+    weights = {"a": 0.5, "b": 0.3, "tiny": 0.2}
+    moved = Balance(lambda _: {"a": 0.0, "b": 1.0}, every=1).update(weights, None)
+    assert moved["tiny"] == 0.2
+    assert moved["b"] > 0.4
+    assert sum(moved.values()) == pytest.approx(1)
+
+
 def test_weight_moves_to_the_domain_that_lags(tmp_path: Path):
     """The target has learned both domains, the model only one of them."""
     store = make_store(tmp_path)

@@ -10,6 +10,7 @@ from building.test_training import make_store
 from conftest import CONFIGS
 
 from shallowdraft.building import masks as module
+from shallowdraft.building.balance import Balance
 from shallowdraft.building.corpus import Batches, TokenStore
 from shallowdraft.building.masks import Masks, Shear, applied
 from shallowdraft.building.pruning import carve
@@ -76,6 +77,35 @@ def test_the_asked_shape_is_reached_exactly(kind: str, notation: str, store: Tok
     assert str(carved.shape) == str(replace(wanted, family=parent.shape.family))
     assert carved.shape.parameters == sum(p.numel() for p in set(carved.parameters()))
     assert largest_difference(model, job.masks, carved, 320) < 1e-4
+
+
+def test_recomputed_activations_see_the_gates(store: TokenStore, tmp_path: Path):
+    parent, wanted = random_decoder(PARENTS["llama-gqa"], seed=3), parse("2x24/2h/1kv/8hd/20", vocab=320, context=64)
+    finals = []
+    for recompute in (False, True):
+        model, job = copy.deepcopy(parent), Shear(parent, wanted)
+        batches = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=1)
+        steps = train(model, job, batches, RECIPE, tmp_path / str(recompute), recompute=recompute)
+        for record in steps:
+            if record.step == 4:
+                break
+        finals.append(model.state_dict())
+    assert all(torch.equal(tensor, finals[1][name]) for name, tensor in finals[0].items())
+
+
+def test_domains_are_weighed_by_the_masked_model(store: TokenStore, tmp_path: Path):
+    parent, wanted = random_decoder(PARENTS["llama"], seed=3), parse("1x32/4h/48", vocab=320, context=64)
+    model, job = copy.deepcopy(parent), Shear(parent, wanted)
+    seen = []
+
+    def lag(decoder: Decoder) -> dict[str, float]:
+        seen.append(bool(decoder.blocks[0]._forward_hooks))
+        return {"animals": 0.0, "colours": 0.1}
+
+    batches = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=1)
+    list(train(model, job, batches, RECIPE, tmp_path, balance=Balance(lag, every=10)))
+    assert seen == [True] * 8
+    assert not model.blocks[0]._forward_hooks
 
 
 def test_a_stopped_run_goes_on_to_the_same_masks_and_weights(store: TokenStore, tmp_path: Path):

@@ -105,6 +105,22 @@ def test_a_run_that_diverges_stops_with_the_last_good_state(store: TokenStore, t
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
+def test_a_loss_that_stays_high_is_neither_saved_nor_forgotten(store: TokenStore, tmp_path: Path):
+    class Jumps(Pretrain):
+        step = 0
+
+        def begin(self, step, steps):
+            self.step = step
+
+        def loss(self, model, tokens):
+            return super().loss(model, tokens) * (50 if self.step >= 10 else 1)
+
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="diverged"):
+            list(train(fresh_decoder(SHAPE, seed=1), Jumps(), reader(store), RECIPE, tmp_path))
+        assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 7
+
+
 def test_another_runs_checkpoint_is_not_taken(store: TokenStore, tmp_path: Path):
     list(train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
     other = ModelShape(1, 32, 2, 48, 320)

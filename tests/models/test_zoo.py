@@ -60,6 +60,15 @@ def test_eight_bits_are_a_quarter_of_the_size_and_close(kind: str, folder, tmp_p
             assert ((tensor - rounded[name]).abs() <= half_a_step * 1.001).all()
 
 
+def test_eight_bits_from_bf16_keep_their_sign(folder, tmp_path: Path):
+    model = sd.load(folder("llama"), dtype="bfloat16")
+    model.save(tmp_path / "int8", int8=True)
+    rounded = sd.load(tmp_path / "int8", dtype="float32").decoder.dense_state()
+    for name, tensor in model.decoder.dense_state().items():
+        large = tensor.float().abs() > 0.5 * tensor.float().abs().amax()
+        assert (tensor.float().sign() == rounded[name].sign())[large].all()
+
+
 def test_saving_what_was_rounded_changes_nothing(folder, tmp_path: Path):
     sd.load(folder("llama")).save(tmp_path / "one", int8=True)
     sd.load(tmp_path / "one").save(tmp_path / "two", int8=True)

@@ -29,4 +29,7 @@ class Balance:
     """Steps."""
 
     def update(self, weights: Mapping[str, float], model: Decoder) -> dict[str, float]:
-        return rebalance(weights, self.lag(model))
+        lag = {domain: value for domain, value in self.lag(model).items() if domain in weights}
+        share = sum(weights[domain] for domain in lag)  # a domain that cannot be measured keeps its weight
+        moved = rebalance({domain: weights[domain] / share for domain in lag}, lag)
+        return dict(weights) | {domain: share * weight for domain, weight in moved.items()}

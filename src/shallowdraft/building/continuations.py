@@ -50,22 +50,22 @@ def write_continuations(
 ) -> Iterator[TokenStore | int]:
     """Add a domain of the target's own text to a copy of a store; yields the tokens written so far, then the store.
 
-    Each document is a prompt from the store's training part and what the target writes after it. What was written
-    before a stop is kept.
+    Each document is a prompt from the store and what the target writes after it; the first batch, from prompts of the
+    validation part, is held out. What was written before a stop is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    reader = Batches(store, rows=rows, sequence=prompt, seed=seed)
+    held_out, reader = (Batches(store, part=part, rows=rows, sequence=prompt, seed=seed) for part in ("val", "train"))
     writer = assemble(target.shape, target.dense_state()).pack()
     files = [folder / f"{batch}.npy" for batch in range(max(2, -(-tokens // (rows * (prompt + length)))))]
     for batch, file in enumerate(files):
-        prompts = torch.from_numpy(reader.next()[:, :prompt]).to(target.device)
+        prompts = torch.from_numpy((reader if batch else held_out).next()[:, :prompt]).to(target.device)
         if not file.exists():
             temperature = 0.0 if batch % GREEDY_SHARE == GREEDY_SHARE - 1 else 1.0
             text = continuations(writer, prompts, length, temperature=temperature, seed=seed + batch)
             np.save(file.with_suffix(".partial.npy"), text.cpu().numpy())
             file.with_suffix(".partial.npy").replace(file)
         yield (batch + 1) * rows * (prompt + length)
-    held_out, *rest = (np.load(file).ravel() for file in files)
-    yield extend_store(store, folder, DOMAIN, train=np.concatenate(rest), val=held_out)
+    first, *rest = (np.pad(np.load(file), ((0, 0), (0, 1)), constant_values=store.end).ravel() for file in files)
+    yield extend_store(store, folder, DOMAIN, train=np.concatenate(rest), val=first)
     for file in files:
         file.unlink()

@@ -154,6 +154,8 @@ class TokenStore:
     tokenizer: str
     """Fingerprint of the tokenizer that made it."""
     vocab: int
+    end: int
+    """The token after each document."""
     counts: dict[str, dict[Part, int]]
     """Tokens by domain and part."""
 
@@ -203,7 +205,7 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
     for domain, parts in counts.items():
         if not parts["val"]:
             _hold_out_the_end(folder, domain, parts, _id_type(vocab))
-    return _complete(TokenStore(folder, fingerprint(tokenizer), vocab, counts))
+    return _complete(TokenStore(folder, fingerprint(tokenizer), vocab, end, counts))
 
 
 def _hold_out_the_end(folder: Path, domain: str, parts: dict[Part, int], kind: type[np.unsignedinteger]) -> None:
@@ -229,7 +231,7 @@ def extend_store(
     for part, tokens in (("train", train), ("val", val)):
         (folder / f"{domain}.{part}.bin").write_bytes(tokens.astype(_id_type(store.vocab)).tobytes())
     counts = store.counts | {domain: {"train": train.size, "val": val.size}}
-    return _complete(TokenStore(folder, store.tokenizer, store.vocab, counts))
+    return _complete(TokenStore(folder, store.tokenizer, store.vocab, store.end, counts))
 
 
 def _complete(store: TokenStore) -> TokenStore:

@@ -1,7 +1,9 @@
 """What a training run learns: the corpus's own tokens, or a target's distributions."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,6 +41,10 @@ class Job:
     def begin(self, step: int, steps: int) -> None:
         """Called before each step."""
 
+    def active(self, model: Decoder) -> AbstractContextManager[None]:
+        """Holds while the model computes: forward, backward, or when it is measured."""
+        return nullcontext()
+
     def penalty(self) -> Tensor | None:
         """Added to a step's loss once."""
         return None
@@ -60,7 +66,7 @@ class Distil(Job):
     def __init__(self, target: Decoder, objective: str = "forward-kl", *, rollout: float = 0.0, seed: int = 0) -> None:
         require_objective(objective, rollout)
         self.target, self.objective, self.rollout, self.seed = target, objective, rollout, seed
-        self._step = 0
+        self._step = self._calls = 0
 
     @property
     def description(self) -> dict[str, Any]:
@@ -72,7 +78,7 @@ class Distil(Job):
         }
 
     def begin(self, step: int, steps: int) -> None:
-        self._step = step
+        self._step, self._calls = step, 0
 
     def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
         if self.objective == "cross-entropy":
@@ -85,13 +91,18 @@ class Distil(Job):
         return OBJECTIVES[self.objective](target[..., : draft.shape[-1]], draft)
 
     def _rolled_out(self, model: Decoder, tokens: Tensor) -> Tensor:
-        """The first rows [B, T + 1] with their second half written by the draft."""
-        rows, given = round(self.rollout * len(tokens)), (tokens.shape[1] + 1) // 2
-        if not rows:
+        """Rows [B, T + 1], by chance some with their second half written by the draft."""
+        draws = np.random.default_rng([self.seed, self._step, sharding.rank(), self._calls])
+        self._calls += 1
+        chosen = torch.from_numpy(draws.random(len(tokens)) < self.rollout).to(tokens.device)
+        whole = sharding.gathered(model)  # by all processes, even where no row was chosen
+        if not chosen.any():
             return tokens
-        whole = sharding.gathered(model)
-        written = continuations(whole, tokens[:rows, :given], tokens.shape[1] - given, seed=self.seed + self._step)
-        return torch.cat((written, tokens[rows:]))
+        given = (tokens.shape[1] + 1) // 2
+        seed = int(draws.integers(2**31))
+        mixed = tokens.clone()
+        mixed[chosen] = continuations(whole, tokens[chosen, :given], tokens.shape[1] - given, seed=seed)
+        return mixed
 
 
 def require_objective(objective: str, rollout: float) -> None:

@@ -14,7 +14,7 @@ heads, D head width, F ffn, C d_model.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import log
 from typing import Any, NamedTuple
 
@@ -242,9 +242,8 @@ class Shear(Distil):
     def gates(self) -> dict[str, Tensor]:
         return self.masks.hard() if self._now.frozen else self.masks.sample(self.seed, self._now.step)
 
-    def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
-        with applied(model, self.gates()):
-            return super().loss(model, tokens)
+    def active(self, model: Decoder) -> AbstractContextManager[None]:
+        return applied(model, self.gates())
 
     def penalty(self) -> Tensor | None:
         if self._now.frozen:

@@ -40,14 +40,14 @@ class Plan:
 
 
 def make_plan(
-    model: Decoder, job: Job, recipe: Recipe, target: ModelShape | None, *, runs: float, corpus_tokens: int
+    model: Decoder, job: Job, recipe: Recipe, target: ModelShape | None, *, runs: float, states: int, corpus_tokens: int
 ) -> Plan:
-    """For training `model` on the recipe's tokens `runs` times over; the model is left as it was."""
+    """For training on the recipe's tokens `runs` times over, in `states` stages; the model is left as it was."""
     micro = min(recipe.rows, recipe.micro_rows) * recipe.sequence
     shape = model.shape
     activations = shape.layers * (14 * shape.d_model + 4 * shape.ffn) + shape.vocab * LOGITS_AT_ONCE
     memory = TRAINED_BYTES * shape.parameters + 4 * (target.parameters if target else 0) + 4 * micro * activations
-    disk = STATE_BYTES * shape.parameters * int(runs + 1) + 4 * shape.parameters + 2 * corpus_tokens
+    disk = STATE_BYTES * shape.parameters * (states + 1) + 4 * shape.parameters + 2 * corpus_tokens
     speed = tokens_per_s(model, job, recipe)
     return Plan(runs * recipe.tokens / speed, memory, disk)
 
@@ -61,7 +61,8 @@ def tokens_per_s(model: Decoder, job: Job, recipe: Recipe) -> float:
     job.begin(0, recipe.steps)
     for _ in range(2):
         begin_s = time.perf_counter()
-        job.loss(model, tokens).sum().backward()
+        with job.active(model):
+            job.loss(model, tokens).sum().backward()
         if model.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin_s

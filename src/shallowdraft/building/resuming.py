@@ -1,6 +1,7 @@
 """The state of a training run on disk: one file that is replaced whole, and the metrics up to it."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,11 @@ class RunState:
         folder.mkdir(parents=True, exist_ok=True)
         self._board: Any = None
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, best: float) -> None:
         state = {
             "description": self._description,
             "step": step,
+            "best": best,
             "model": sharding.whole(self._model.state_dict()),
             "learned": self._learned.state_dict() if self._learned else {},
             "optimiser": sharding.whole(self._optimiser.state_dict()),
@@ -54,12 +56,12 @@ class RunState:
                 ) from None
         sharding.wait()
 
-    def resume(self) -> int:
-        """Load what was saved, if anything; the step to go on with."""
+    def resume(self) -> tuple[int, float]:
+        """Load what was saved, if anything; the step to go on with and the best loss so far."""
         if not self.path.exists():
             if sharding.is_first():
                 self._metrics.unlink(missing_ok=True)
-            return 0
+            return 0, math.inf
         state = torch.load(self.path, map_location=self._model.device, weights_only=True)
         if state["description"] != self._description:
             raise TrainingError(f"{self.path} belongs to another run; name another folder, or remove it to start anew")
@@ -70,7 +72,7 @@ class RunState:
         self._batches.restore(state["batches"])
         if sharding.is_first():
             self._forget_after(state["step"])
-        return int(state["step"])
+        return int(state["step"]), float(state["best"])
 
     def log(self, record: Mapping[str, Any]) -> None:
         if not sharding.is_first():

@@ -4,6 +4,7 @@ Without torchrun every function here leaves things as they are, so the training 
 """
 
 import os
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,8 @@ def join(device: torch.device) -> torch.device:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # The first process may read a large corpus while the others wait.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
     return device
 
 
@@ -38,8 +40,12 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+    return rank() == 0
 
 
 def wait() -> None:
@@ -78,7 +84,7 @@ def own_rows(batch: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return batch
     if len(batch) % processes():
         raise OptionError(f"a batch of {len(batch)} sequences cannot be split over {processes()} processes evenly")
-    return batch[dist.get_rank() :: processes()]
+    return batch[rank() :: processes()]
 
 
 def mean(value: Tensor) -> float:

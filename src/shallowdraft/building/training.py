@@ -125,13 +125,13 @@ def train(
     description = {"shape": model.shape.to_config(), **job.description, "recipe": asdict(recipe)}
     run = RunState(folder, model, job.learned, optimiser, batches, description)
     loss_of = torch.compile(job.loss) if compiled else job.loss
-    first, best, worse = run.resume(), math.inf, 0
+    (first, best), worse = run.resume(), 0
     for step in range(first, recipe.steps):
         begin_s = time.perf_counter()
         job.begin(step, recipe.steps)
         optimiser.param_groups[0]["lr"] = recipe.rate(step)
         tokens = torch.from_numpy(sharding.own_rows(batches.next())).to(model.device)
-        loss = _accumulate(loss_of, model, tokens, recipe)
+        loss = _accumulate(job, loss_of, model, tokens, recipe)
         if (penalty := job.penalty()) is not None:
             penalty.backward()
         sharding.average_gradients(job.learned)
@@ -146,14 +146,15 @@ def train(
         optimiser.zero_grad(set_to_none=True)
         details = job.end()
         if balance is not None and (step + 1) % balance.every == 0:
-            batches.weights = balance.update(batches.weights, model)
+            with job.active(model):
+                batches.weights = balance.update(batches.weights, model)
             details |= {f"weight_{domain}": weight for domain, weight in batches.weights.items()}
         done = (step + 1) * recipe.rows * recipe.sequence
         speed = recipe.rows * recipe.sequence / (time.perf_counter() - begin_s)
         record = Step(step + 1, recipe.steps, loss, norm, recipe.rate(step), done, speed, details)
         run.log(asdict(record))
-        if (step + 1) % recipe.save_every == 0 or step + 1 == recipe.steps:
-            run.save(step + 1)
+        if (step + 1 == recipe.steps) or ((step + 1) % recipe.save_every == 0 and not worse):
+            run.save(step + 1, best)
         yield record
     model.requires_grad_(False).eval()
 
@@ -166,15 +167,18 @@ def _optimiser(model: Decoder, job: Job, recipe: Recipe) -> torch.optim.Optimize
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
 
 
-def _accumulate(loss_of: Callable[[Decoder, Tensor], Tensor], model: Decoder, tokens: Tensor, recipe: Recipe) -> float:
+def _accumulate(
+    job: Job, loss_of: Callable[[Decoder, Tensor], Tensor], model: Decoder, tokens: Tensor, recipe: Recipe
+) -> float:
     """Gradients of the mean loss of a batch, some rows [B, T + 1] of this process at a time; that mean."""
     total = torch.zeros((), device=tokens.device)
     for rows in tokens.split(recipe.micro_rows):
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.device.type == "cuda"):
-            losses = loss_of(model, rows)
-        # Gradients are averaged over processes, so each counts its own rows that many times.
-        share = losses.float().sum() * sharding.processes() / (recipe.rows * recipe.sequence)
-        share.backward()
+        with job.active(model):
+            with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.device.type == "cuda"):
+                losses = loss_of(model, rows)
+            # Gradients are averaged over processes, so each counts its own rows that many times.
+            share = losses.float().sum() * sharding.processes() / (recipe.rows * recipe.sequence)
+            share.backward()
         total += share.detach()
     return sharding.mean(total)
 

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zlib import crc32
 
 import torch
 
@@ -16,6 +17,7 @@ from shallowdraft.building.jobs import Distil, Job
 from shallowdraft.building.masks import Shear
 from shallowdraft.building.pruning import carve, choose, layer_candidates
 from shallowdraft.building.training import Recipe, Step, rows_at_once, train, validate
+from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.shapes import ModelShape
 
@@ -38,10 +40,13 @@ class Workshop:
     recompute: bool = False
 
     def train(self, name: str, model: Decoder, job: Job, recipe: Recipe, balance: Balance | None = None) -> None:
-        """Train in place; an unfinished stage of that name is taken up where it stopped."""
-        batches = Batches(
-            self.store, rows=recipe.rows, sequence=recipe.sequence, seed=recipe.seed, domains=self.domains
-        )
+        """Train in place; an unfinished stage of that name is taken up where it stopped.
+
+        Stages read the text in different orders, lest one repeats what the one before it has learned.
+        """
+        kind = name.partition("-")[0]  # all candidate layers, or rates, are tried on the same text
+        seed = crc32(f"{recipe.seed} {kind}".encode())
+        batches = Batches(self.store, rows=recipe.rows, sequence=recipe.sequence, seed=seed, domains=self.domains)
         batches.weights = half_generated(batches.weights)
         steps = train(
             model,
@@ -65,11 +70,12 @@ class Workshop:
 
     def balance(self, target: Decoder, recipe: Recipe) -> Balance:
         """Weigh domains by how far a model's loss is above the target's, some times in a run."""
-        domains = Batches(self.store, rows=1, sequence=recipe.sequence, seed=0, domains=self.domains).weights
-        reference = self._losses(target, recipe.sequence, tuple(domains))
+        held_out = Batches(self.store, part="val", rows=1, sequence=recipe.sequence, seed=0, domains=self.domains)
+        domains = tuple(held_out.weights)
+        reference = self._losses(target, recipe.sequence, domains)
 
         def lag(model: Decoder) -> dict[str, float]:
-            losses = self._losses(model, recipe.sequence, tuple(domains))
+            losses = self._losses(model, recipe.sequence, domains)
             return {domain: losses[domain] - reference[domain] for domain in domains}
 
         return Balance(lag, every=max(1, recipe.steps // BALANCE_TIMES))
@@ -115,10 +121,17 @@ def sweep(
     shop: Workshop, model: Decoder, job: Distil, recipe: Recipe, *, rates: tuple[float, ...], share: float
 ) -> dict[float, float]:
     """The acceptance that each learning rate gives after a share of the tokens."""
-    found = {}
+    found: dict[float, float] = {}
+    failed: TrainingError | None = None
     for rate in rates:
         trial = copy.deepcopy(model)
         short = replace(recipe, tokens=max(1, round(recipe.tokens * share)), learning_rate=rate)
-        shop.train(f"rate-{rate:g}", trial, job, short)
+        try:
+            shop.train(f"rate-{rate:g}", trial, job, short)
+        except TrainingError as error:  # it diverged
+            failed = error
+            continue
         found[rate] = shop.validate(trial, job.target, recipe.sequence)["acceptance"]
+    if failed and not found:
+        raise failed
     return found

@@ -30,11 +30,6 @@ class DistillingCommand(TrainingCommand):
         require_objective(self.objective, self.rollout)
         return super().start()
 
-    @property
-    def sweeps(self) -> float:
-        """What the search for a learning rate takes, over the run itself."""
-        return SWEEP_SHARE * len(SWEPT)
-
     def distil(
         self, shop: "Workshop", draft: "Decoder", target: "Model", tokens: int
     ) -> "tuple[Decoder, dict[str, float]]":

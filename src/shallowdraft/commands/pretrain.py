@@ -30,6 +30,7 @@ class Pretrain(TrainingCommand):
         from shallowdraft.building.training import fresh_decoder
         from shallowdraft.models.model import Model
 
+        self.require_float32()
         device = self.start()
         shape = replace(shapes.parse(self.shape, context=self.context), tied=True)
         tokenizer = self._tokenizer()
@@ -52,11 +53,8 @@ class Pretrain(TrainingCommand):
         found = load_tokenizer(Path(self.tokenizer) if self.tokenizer else kept)
         if found is None and self.tokenizer:
             raise VocabularyError(f"{self.tokenizer} holds no tokenizer; name a folder with tokenizer.json")
-        if found is None and not sharding.is_first():
-            sharding.wait()
-            found = load_tokenizer(kept)
-        elif found is None:
-            found = train_tokenizer((text for _, _, text in read_corpus(Path(self.corpus))), self.vocab)
-            found.save_pretrained(kept)
-            sharding.wait()
-        return found
+        if found is None and sharding.is_first():
+            documents = read_corpus(Path(self.corpus))
+            train_tokenizer((text for _, part, text in documents if part == "train"), self.vocab).save_pretrained(kept)
+        sharding.wait()
+        return found or load_tokenizer(kept)

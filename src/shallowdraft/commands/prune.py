@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Literal
 
 from shallowdraft import shapes
 from shallowdraft.commands.distill import DistillingCommand
-from shallowdraft.commands.training import say, say_plan
+from shallowdraft.commands.training import SWEEP_SHARE, SWEPT, say, say_plan
+from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.building.workshop import Workshop
@@ -38,6 +39,9 @@ class Prune(DistillingCommand):
         from shallowdraft.building.pruning import child_shape, require_reachable
         from shallowdraft.models.model import load
 
+        if not (0 <= self.probe <= 1 and 0 < self.mask_tokens <= 1):
+            raise OptionError("--probe is a share from 0 to 1, --mask-tokens one above 0 and up to 1")
+        self.require_float32()
         device = self.start()
         parent = load(self.parent, "float32", device, trainable=True)
         wanted = shapes.parse(self.shape, vocab=parent.shape.vocab, context=parent.shape.context)
@@ -75,19 +79,21 @@ class Prune(DistillingCommand):
 
         recipe, corpus = self.recipe(child), shop.store.tokens_in_all
         draft = fresh_decoder(child, 0).to(parent.device)
-        distilling = 1.0 + self.sweeps * (self.learning_rate is None)
+        rates = len(SWEPT) if self.learning_rate is None else 0
+        distilling = 1.0 + rates * SWEEP_SHARE
         if self.method == "importance":
-            runs = distilling + MOST_CANDIDATES * self.probe
-            plan = make_plan(draft, Distil(parent), recipe, parent.shape, runs=runs, corpus_tokens=corpus)
-        else:
-            job = Shear(parent, child)
+            runs, states = distilling + MOST_CANDIDATES * self.probe, MOST_CANDIDATES + rates + 1
             plan = make_plan(
-                copy.deepcopy(parent), job, recipe, parent.shape, runs=self.mask_tokens, corpus_tokens=corpus
+                draft, Distil(parent), recipe, parent.shape, runs=runs, states=states, corpus_tokens=corpus
             )
-            rest = make_plan(
-                draft, Distil(parent), recipe, parent.shape, runs=distilling * (1 - self.mask_tokens), corpus_tokens=0
-            )
-            plan = replace(plan, seconds=plan.seconds + rest.seconds)
+        else:
+            runs, states = self.mask_tokens, 1
+            sheared, job = copy.deepcopy(parent), Shear(parent, child)
+            plan = make_plan(sheared, job, recipe, parent.shape, runs=runs, states=states, corpus_tokens=corpus)
+            runs, states = distilling * (1 - self.mask_tokens), rates + 1
+            rest = make_plan(draft, Distil(parent), recipe, parent.shape, runs=runs, states=states, corpus_tokens=0)
+            disk = plan.disk_bytes + rest.disk_bytes
+            plan = replace(plan, seconds=plan.seconds + rest.seconds, disk_bytes=disk)
         say_plan(plan)
         plan.require_room(self.work, parent.device, f"pruning to {child}")
         return not self.dry_run
@@ -95,8 +101,8 @@ class Prune(DistillingCommand):
     def _carve(self, shop: "Workshop", parent: "Decoder", wanted: shapes.ModelShape) -> "Decoder":
         from shallowdraft.building.workshop import prune_by_importance, prune_by_masks
 
-        recipe = self.recipe(wanted)
         if self.method == "importance":
+            recipe = self.recipe(wanted)
             return prune_by_importance(shop, parent, wanted, recipe, objective=self.objective, probe=self.probe)
-        recipe = replace(recipe, tokens=self._tokens_for_masks)
+        recipe = replace(self.recipe(parent.shape), tokens=self._tokens_for_masks)  # it is the parent that is trained
         return prune_by_masks(shop, parent, wanted, recipe, objective=self.objective)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shallowdraft.models.model import Model
     from shallowdraft.shapes import ModelShape
 
+_SAME_RESULT = ("debug", "device", "threads", "json_output", "out", "dry_run")  # options that do not change a run
 SWEPT = (0.5, 1.0, 2.0)  # learning rates that are tried, over the one that the width suggests
 SWEEP_SHARE = 0.1  # of the tokens, for each
 
@@ -80,7 +81,32 @@ class TrainingCommand(ModelCommand):
         self.set_threads()
         if (Path(self.out) / "config.json").exists():
             raise OptionError(f"{self.out} already holds a model; name another folder")
-        return sharding.join(resolve_device(self.device))
+        device = sharding.join(resolve_device(self.device))
+        self._require_same_run()
+        return device
+
+    def require_float32(self) -> None:
+        if self.dtype not in (None, "float32"):
+            raise OptionError(f"--dtype is {self.dtype}; weights are trained in float32, on CUDA with bf16 arithmetic")
+
+    def _require_same_run(self) -> None:
+        """An unfinished run in the output folder must have been started with the same options."""
+        from shallowdraft.building import sharding
+
+        options = {name: value for name, value in asdict(self).items() if name not in _SAME_RESULT}
+        file = self.work / "run.json"
+        begun = json.loads(file.read_text(encoding="utf-8")) if file.exists() else options
+        if changed := [name for name in options if options[name] != begun.get(name)]:
+            was = ", ".join(f"--{name.replace('_', '-')} {begun.get(name)}" for name in changed)
+            raise OptionError(
+                f"{self.out} holds an unfinished run that was started with {was}; use the same options to go on, "
+                "or name another folder"
+            )
+        if sharding.is_first() and not file.exists():
+            self.work.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(".partial")
+            partial.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+            partial.replace(file)
 
     def workshop(self, tokenizer: Any) -> "Workshop":
         from shallowdraft.building.corpus import Batches

@@ -143,18 +143,23 @@ def save_decoder(
         stored |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
     if int8:
         stored = dict(item for name, tensor in stored.items() for item in _rounded(name, tensor))
-    save_torch_state_dict(stored, folder, metadata={"format": "pt"})
+    try:
+        save_torch_state_dict(stored, folder, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder}: the weights cannot be written ({error}); is the disk full?") from None
     dtype = dtype_name(decoder.dtype)
     config = decoder.shape.to_config() | {"dtype": dtype, "torch_dtype": dtype} | dict(extra_config or {})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    partial = folder / "config.json.partial"  # config.json comes last: a folder with it is complete
+    partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / "config.json")
 
 
 def _rounded(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     if tensor.dim() < 2:
         yield name, tensor
         return
-    scale = tensor.abs().amax(1).clamp(min=1e-12) / 127
-    yield name, (tensor / scale[:, None]).round().to(torch.int8)
+    scale = tensor.float().abs().amax(1).clamp(min=1e-12) / 127
+    yield name, (tensor.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
     yield name + _SCALE, scale
 
 

@@ -73,9 +73,9 @@ class Model:
             "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
             "pad_token_id": getattr(self.tokenizer, "pad_token_id", None),
         }
-        save_decoder(self.decoder, Path(folder), extra_config=extra, int8=int8)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
+        save_decoder(self.decoder, Path(folder), extra_config=extra, int8=int8)
 
     def require_tokenizer(self) -> Any:
         if self.tokenizer is None:
