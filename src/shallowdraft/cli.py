@@ -23,6 +23,8 @@ from shallowdraft.commands.prune import Prune
 from shallowdraft.commands.zoo import Zoo
 from shallowdraft.errors import ShallowdraftError
 
+SPINS = "30000"  # about 50 us, then a waiting thread sleeps
+
 Verb = (
     Annotated[Generate, subcommand("generate")]
     | Annotated[Inspect, subcommand("inspect")]
@@ -38,6 +40,8 @@ Verb = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors that the user can put right take one line and exit code 2."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    # Threads that wait for each other without end stand still beside a busy process; see docs/decisions/001.
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     if arguments == ["--version"]:
         print(f"shallowdraft {__version__}")
         return 0

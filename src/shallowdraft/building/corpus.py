@@ -26,6 +26,7 @@ from shallowdraft.errors import CorpusError
 Part = Literal["train", "val"]
 _Document = tuple[str, Part, str]
 VALIDATION_EVERY = 100
+SMALLEST_VOCABULARY = 257  # the bytes and the end token
 DOCUMENTS_AT_ONCE = 256  # tokenizers uses all cores within a group
 _DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}
@@ -43,7 +44,8 @@ class Source:
 def find_sources(folder: Path) -> list[Source]:
     """The corpus files of a folder, in name order."""
     if not folder.is_dir():
-        raise CorpusError(f"{folder}: no such folder; a corpus is a folder of .jsonl or .txt files")
+        found = "is a file" if folder.exists() else "no such folder"
+        raise CorpusError(f"{folder}: {found}; a corpus is a folder of .jsonl or .txt files")
     sources = []
     for path in sorted(folder.iterdir()):
         plain = path.name.removesuffix(path.suffix) if path.suffix in _OPENERS else path.name
@@ -119,6 +121,8 @@ def _read_files(folder: Path) -> Iterator[_Document]:
 
 def train_tokenizer(documents: Iterator[str], vocab: int) -> Any:
     """A byte-level BPE tokenizer of exactly `vocab` tokens; `<|end|>` ends a document."""
+    if vocab < SMALLEST_VOCABULARY:
+        raise CorpusError(f"a vocabulary of {vocab} cannot hold all bytes; use at least {SMALLEST_VOCABULARY}")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

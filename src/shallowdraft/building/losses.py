@@ -18,8 +18,9 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def acceptance(target: Tensor, draft: Tensor) -> Tensor:
-    """Alpha = sum_v min(p, q) [...]."""
-    return torch.minimum(target.float().softmax(-1), draft.float().softmax(-1)).sum(-1)
+    """Alpha = sum_v min(p, q) [...]; a draft with a shorter vocabulary never proposes the rest."""
+    p = target.float().softmax(-1)[..., : draft.shape[-1]]
+    return torch.minimum(p, draft.float().softmax(-1)).sum(-1)
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:

@@ -53,8 +53,9 @@ class Recipe:
     save_every: int = 50
 
     def __post_init__(self) -> None:
-        if min(self.tokens, self.batch_tokens, self.sequence, self.micro_rows, self.save_every) < 1:
-            raise OptionError(f"tokens, batch, sequence, rows and save_every must be at least 1, got {self}")
+        for name in ("tokens", "batch_tokens", "sequence", "micro_rows", "save_every"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.batch_tokens < self.sequence:
             raise OptionError(f"a batch of {self.batch_tokens:,} tokens holds no sequence of {self.sequence:,}")
         if not 0 < self.learning_rate < 1:
@@ -190,9 +191,10 @@ def validate(model: Decoder, target: Decoder | None, batches: Batches, count: in
     for _ in range(count):
         tokens = torch.from_numpy(batches.next()).to(model.device)
         draft = model.logits(tokens[:, :-1])
-        found = {"loss": float(cross_entropy(draft, tokens).mean())}
+        known = int((tokens[:, 1:] < draft.shape[-1]).sum())
+        found = {"loss": float(cross_entropy(draft, tokens).sum()) / max(1, known)}
         if target is not None:
-            logits = target.logits(tokens[:, :-1])[..., : draft.shape[-1]]
+            logits = target.logits(tokens[:, :-1])
             matches = logits.argmax(-1) == draft.argmax(-1)
             found["acceptance"] = float(acceptance(logits, draft).mean())
             found["greedy_match"] = float(matches.float().mean())

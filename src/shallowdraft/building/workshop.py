@@ -23,6 +23,7 @@ from shallowdraft.shapes import ModelShape
 
 IMPORTANCE_TOKENS = 262144
 VALIDATION_TOKENS = 65536
+FEWEST_STEPS = 10  # of a trial
 BALANCE_TIMES = 20  # domains are weighted anew so often in a run that balances them
 
 
@@ -93,7 +94,7 @@ def prune_by_importance(
 ) -> Decoder:
     """Carve each candidate set of layers, distil it on a share of the tokens, keep what the parent accepts most of."""
     importance = _importance(shop, parent, recipe)
-    short = replace(recipe, tokens=max(1, round(recipe.tokens * probe)))
+    short = replace(recipe, tokens=_share(recipe, probe))
     candidates = layer_candidates(importance, wanted.layers)
     tried: list[tuple[float, Decoder]] = []
     for layers in candidates:
@@ -102,6 +103,11 @@ def prune_by_importance(
             shop.train("layers-" + "-".join(map(str, layers)), decoder, Distil(parent, objective), short)
         tried.append((shop.validate(decoder, parent, recipe.sequence)["acceptance"], decoder))
     return sharding.gathered(max(tried, key=lambda one: one[0])[1])
+
+
+def _share(recipe: Recipe, share: float) -> int:
+    """Tokens of a trial: a share of the run's, but enough steps to tell something."""
+    return min(recipe.tokens, max(round(share * recipe.tokens), FEWEST_STEPS * recipe.batch_tokens))
 
 
 def _importance(shop: Workshop, parent: Decoder, recipe: Recipe) -> Importance:
@@ -125,7 +131,7 @@ def sweep(
     failed: TrainingError | None = None
     for rate in rates:
         trial = copy.deepcopy(model)
-        short = replace(recipe, tokens=max(1, round(recipe.tokens * share)), learning_rate=rate)
+        short = replace(recipe, tokens=_share(recipe, share), learning_rate=rate)
         try:
             shop.train(f"rate-{rate:g}", trial, job, short)
         except TrainingError as error:  # it diverged

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shallowdraft.commands.training import SWEEP_SHARE, SWEPT, TrainingCommand, say
+from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,8 @@ class DistillingCommand(TrainingCommand):
         from shallowdraft.building.jobs import require_objective
 
         require_objective(self.objective, self.rollout)
+        if self.generated < 0:
+            raise OptionError(f"--generated is {self.generated}; it is a number of tokens")
         return super().start()
 
     def distil(

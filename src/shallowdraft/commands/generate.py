@@ -24,13 +24,13 @@ class Generate(ModelCommand):
     """
 
     target: str
-    """Checkpoint folder or hub id of the model whose output you want."""
+    """Checkpoint folder, hub id or zoo name of the model whose output you want."""
     prompt: Name = None
     """The text to continue."""
     prompts: Name = None
     """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
-    """Checkpoint folder or hub id of a smaller model with the same vocabulary. Without one: plain decoding."""
+    """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
     lookahead: int = 5
     """Draft tokens an iteration, 1 to 32."""
     max_new_tokens: int = 128

@@ -7,6 +7,7 @@ from typing import Any
 from shallowdraft import shapes
 from shallowdraft.commands.options import Name
 from shallowdraft.commands.training import TrainingCommand
+from shallowdraft.errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Pretrain(TrainingCommand):
         from shallowdraft.models.model import Model
 
         self.require_float32()
+        if self.context < self.sequence:
+            raise OptionError(f"--sequence is {self.sequence}, longer than the model's --context of {self.context}")
         device = self.start()
         shape = replace(shapes.parse(self.shape, context=self.context), tied=True)
         tokenizer = self._tokenizer()

@@ -1,6 +1,8 @@
 """shallowdraft prune: carve a draft of an exact shape out of a parent, then distil it."""
 
-from dataclasses import dataclass, replace
+import json
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from shallowdraft import shapes
@@ -36,6 +38,12 @@ class Prune(DistillingCommand):
     """Say what it costs and takes, and stop."""
 
     def run(self) -> int:
+        if not self.dry_run:
+            return self._run()
+        with tempfile.TemporaryDirectory() as folder:
+            return replace(self, out=folder)._run()
+
+    def _run(self) -> int:
         from shallowdraft.building.pruning import child_shape, require_reachable
         from shallowdraft.models.model import load
 
@@ -96,6 +104,8 @@ class Prune(DistillingCommand):
             plan = replace(plan, seconds=plan.seconds + rest.seconds, disk_bytes=disk)
         say_plan(plan)
         plan.require_room(self.work, parent.device, f"pruning to {child}")
+        if self.dry_run and self.json_output:
+            print(json.dumps({"shape": str(child), "parameters": child.parameters, **asdict(plan)}))
         return not self.dry_run
 
     def _carve(self, shop: "Workshop", parent: "Decoder", wanted: shapes.ModelShape) -> "Decoder":

@@ -1,6 +1,7 @@
 """What the commands that train share: options, the token store, a progress line, the end."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _SAME_RESULT = ("debug", "device", "threads", "json_output", "out", "dry_run")  # options that do not change a run
 SWEPT = (0.5, 1.0, 2.0)  # learning rates that are tried, over the one that the width suggests
+LOG_EVERY_S = 30
 SWEEP_SHARE = 0.1  # of the tokens, for each
 
 
@@ -113,8 +115,10 @@ class TrainingCommand(ModelCommand):
         from shallowdraft.building.workshop import Workshop
 
         store = self.store(tokenizer)
-        for part in ("train", "val"):  # is there text enough?
-            Batches(store, part=part, rows=1, sequence=self.sequence, seed=0)
+        Batches(store, rows=1, sequence=self.sequence, seed=0)  # is there text enough?
+        judged = Batches(store, part="val", rows=1, sequence=self.sequence, seed=0).weights
+        if silent := [domain for domain in store.domains if domain not in judged]:
+            say(f"{', '.join(silent)}: too little held-out text for sequences of {self.sequence}, not in the figures")
         return Workshop(store, self.work, follow, compiled=self.compile, recompute=self.recompute)
 
     def store(self, tokenizer: Any) -> "TokenStore":
@@ -148,18 +152,29 @@ class TrainingCommand(ModelCommand):
 
 
 def follow(name: str, steps: "Iterator[Step]") -> None:
-    """A line of progress on stderr."""
+    """A line of progress on stderr; into a log, a new one now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from shallowdraft.building import sharding
 
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sharding.is_first()) as progress:
-        task = progress.add_task(name)
-        for step in steps:
-            said = f"{name}: loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s"
-            progress.update(task, total=step.steps, completed=step.step, description=said)
+    said_s = time.monotonic()
+    try:
+        with Progress(*columns, console=console, disable=not sharding.is_first()) as progress:
+            task = progress.add_task(name)
+            for count, step in enumerate(steps, 1):
+                if count == 1 and step.step > 1:
+                    say(f"{name}: going on after step {step.step - 1}")
+                state = f"{name}: loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s"
+                progress.update(task, total=step.steps, completed=step.step, description=state)
+                if not console.is_terminal and time.monotonic() - said_s > LOG_EVERY_S:
+                    said_s = time.monotonic()
+                    say(f"{state}, step {step.step} of {step.steps}")
+    except KeyboardInterrupt:
+        say("the same command goes on from the last saved state")
+        raise
 
 
 def say_plan(plan: "Plan") -> None:

@@ -26,7 +26,9 @@ class Zoo(Command):
         from shallowdraft.models import zoo
 
         cards = [zoo.card(name) for name in zoo.names()]
-        if self.json_output:
+        if not cards and not self.json_output:
+            print("the zoo is empty; build it from a folder of text: make zoo CORPUS=DIR")
+        elif self.json_output:
             print(json.dumps(cards))
         else:
             _show(cards)
