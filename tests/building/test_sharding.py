@@ -71,7 +71,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("sharding")).folder
 
 
-@pytest.mark.parametrize("job", ["pretrain", "masks", pytest.param("distil", marks=pytest.mark.slow)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("job", ["pretrain", pytest.param("masks", marks=SLOW), pytest.param("distil", marks=SLOW)])
 def test_the_loss_curve_is_that_of_one_process(job: str, store: Path, tmp_path: Path):
     one, two = (run(processes, job, store, tmp_path / str(processes)) for processes in (1, 2))
     assert len(one) == len(two) == 40
