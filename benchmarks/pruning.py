@@ -8,6 +8,7 @@ acceptance on text that the target drew, greedy match and TAR at lookahead 5 on 
 """
 
 import argparse
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,7 @@ def build(given: argparse.Namespace, trial: Trial, shop: Workshop, target: Decod
         left = tokens - round(share * tokens)
     elif way.startswith("importance"):
         draft = prune_by_importance(shop, target, wanted, whole, objective="forward-kl", probe=PROBE)
-        tried = len(list(Path(shop.folder).glob("layers-*")))
-        left = round(tokens * (1 - PROBE * tried))
+        left = tokens - sum(trained_on(file) for file in shop.folder.glob("layers-*/metrics.jsonl"))
     elif way.startswith("random"):
         draft, left = at_random(target, wanted, trial["seed"]), tokens
     else:
@@ -67,6 +67,11 @@ def build(given: argparse.Namespace, trial: Trial, shop: Workshop, target: Decod
     if left:
         shop.train("distil", draft, Distil(target), recipe(given, left, rate, trial["seed"]))
     return draft
+
+
+def trained_on(metrics: Path) -> int:
+    """Tokens of a stage."""
+    return int(json.loads(metrics.read_text().splitlines()[-1])["tokens"])
 
 
 def at_random(target: Decoder, wanted: ModelShape, seed: int) -> Decoder:

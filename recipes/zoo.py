@@ -137,10 +137,8 @@ class Builder:
         """A draft and the tokens that it was trained on."""
         objective = self.config["objective"]["name"]
         if method.startswith("learned masks"):
-            rate = (
-                recipe.learning_rate * usual_rate(target.shape) / usual_rate(wanted)
-            )  # it is the target that is trained
-            masks = replace(recipe, learning_rate=rate)
+            wider = usual_rate(target.shape) / usual_rate(wanted)  # it is the target that is trained
+            masks = replace(recipe, learning_rate=wider * recipe.learning_rate)
             return prune_by_masks(shop, target, wanted, masks, objective=objective), recipe.tokens
         if method == "from scratch":
             decoder = fresh_decoder(child_shape(target.shape, wanted), seed=1).to(target.device)

@@ -106,6 +106,17 @@ def test_a_draft_of_another_vocabulary(parent: str, corpus: str, tmp_path: Path,
     assert not (tmp_path / "d").exists()
 
 
+def test_a_start_that_failed_does_not_bind_the_next(parent: str, corpus: str, tmp_path: Path, capsys):
+    options = ["--corpus", corpus, "--vocab", "300", "--context", "64", *BUDGET, "--out", str(tmp_path / "m")]
+    assert main(["pretrain", "--shape", "1x32/2h/48", *options, "--vocab", "999999"]) == 2
+    assert main(["pretrain", "--shape", "1x32/2h/48", *options, "--corpus", "nowhere"]) == 2
+    assert main(["pretrain", "--shape", "1x32/2h/48", *options]) == 0
+    assert sd.load(tmp_path / "m").shape.vocab == 300
+    draft = ["--draft", str(tmp_path / "m"), "--corpus", corpus, *BUDGET, "--out", str(tmp_path / "d")]
+    assert main(["distill", *draft, "--target", "nowhere"]) == 2
+    assert main(["distill", *draft, "--target", parent]) == 0
+
+
 def test_the_state_of_another_run_is_not_taken(parent: str, corpus: str, tmp_path: Path, capsys):
     options = ["--corpus", corpus, "--vocab", "300", "--context", "64", *BUDGET, "--out", str(tmp_path / "m")]
     assert main(["pretrain", "--shape", "1x32/2h/48", *options]) == 0

@@ -160,7 +160,8 @@ def test_a_saved_data_set_is_a_corpus(tmp_path: Path, split: bool):
     saved = datasets.DatasetDict({"train": rows, "validation": rows.select([0])}) if split else rows
     saved.save_to_disk(str(tmp_path / "set"))
     found = list(read_corpus(tmp_path / "set"))
-    assert sorted(found)[:2] == [("even", "train", "text 0"), ("even", "train", "text 2")] if not split else True
+    assert sorted(found)[:2] == [("even", "train", "text 0"), ("even", "train", "text 2")]
+    assert len(found) == 4 + split
     assert [text for _, part, text in found if part == "val"] == (["text 0"] if split else ["text 1"])
     datasets.Dataset.from_dict({"words": ["a"]}).save_to_disk(str(tmp_path / "wrong"))
     with pytest.raises(CorpusError, match='no "text" column'):

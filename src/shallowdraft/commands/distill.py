@@ -107,5 +107,6 @@ class Distill(DistillingCommand):
         draft = load(self.draft, "float32", device, trainable=True)
         check_vocabulary(target, draft).require()
         shop = self.workshop(target.require_tokenizer())
+        self.begin()
         decoder, measured = self.distil(shop, draft.decoder, target, self.tokens)
         return self.finish(replace(draft, name=self.out, decoder=decoder), measured)

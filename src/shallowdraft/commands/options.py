@@ -1,6 +1,7 @@
 """Options that commands share."""
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,15 +15,15 @@ Rate = Annotated[float | None, arg(metavar="R")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(ABC):
     """What every command takes."""
 
     debug: bool = False
     """Show the whole traceback of an error instead of one line."""
 
+    @abstractmethod
     def run(self) -> int:
         """Do it; the exit code."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ class Pretrain(TrainingCommand):
         tokenizer = self._tokenizer()
         shape = replace(shape, vocab=len(tokenizer))
         shop = self.workshop(tokenizer)
+        self.begin()
         decoder = fresh_decoder(shape, self.seed).to(device)
         shop.train("pretrain", decoder, jobs.Pretrain(), self.recipe(shape))
         measured = shop.validate(decoder, None, self.sequence)
@@ -53,7 +54,8 @@ class Pretrain(TrainingCommand):
         from shallowdraft.models.vocabulary import load_tokenizer
 
         kept = self.work / "tokenizer"
-        found = load_tokenizer(Path(self.tokenizer) if self.tokenizer else kept)
+        given = self.tokenizer or (kept if self.resumes else None)
+        found = load_tokenizer(Path(given)) if given else None
         if found is None and self.tokenizer:
             raise VocabularyError(f"{self.tokenizer} holds no tokenizer; name a folder with tokenizer.json")
         if found is None and sharding.is_first():

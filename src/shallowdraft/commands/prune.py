@@ -60,6 +60,7 @@ class Prune(DistillingCommand):
         shop = self.workshop(parent.require_tokenizer())
         if not self._plan(shop, parent.decoder, child):
             return 0
+        self.begin()
         carved = self._carve(shop, parent.decoder, wanted)
         decoder, measured = self.distil(shop, carved, parent, self.tokens - self._tokens_for_masks)
         return self.finish(replace(parent, name=self.out, decoder=decoder), measured)

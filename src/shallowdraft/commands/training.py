@@ -1,6 +1,7 @@
 """What the commands that train share: options, the token store, a progress line, the end."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -91,24 +92,40 @@ class TrainingCommand(ModelCommand):
         if self.dtype not in (None, "float32"):
             raise OptionError(f"--dtype is {self.dtype}; weights are trained in float32, on CUDA with bf16 arithmetic")
 
+    @property
+    def _record(self) -> Path:
+        """The options of the run that the work folder belongs to; there once it trains."""
+        return self.work / "run.json"
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name not in _SAME_RESULT}
+
+    @property
+    def resumes(self) -> bool:
+        """Whether what lies in the work folder is this run's."""
+        return self._record.exists()
+
     def _require_same_run(self) -> None:
         """An unfinished run in the output folder must have been started with the same options."""
-        from shallowdraft.building import sharding
-
-        options = {name: value for name, value in asdict(self).items() if name not in _SAME_RESULT}
-        file = self.work / "run.json"
-        begun = json.loads(file.read_text(encoding="utf-8")) if file.exists() else options
-        if changed := [name for name in options if options[name] != begun.get(name)]:
+        if not self.resumes:
+            return
+        begun = json.loads(self._record.read_text(encoding="utf-8"))
+        if changed := [name for name, value in self._options.items() if value != begun.get(name)]:
             was = ", ".join(f"--{name.replace('_', '-')} {begun.get(name)}" for name in changed)
             raise OptionError(
                 f"{self.out} holds an unfinished run that was started with {was}; use the same options to go on, "
                 "or name another folder"
             )
-        if sharding.is_first() and not file.exists():
-            self.work.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(".partial")
-            partial.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
-            partial.replace(file)
+
+    def begin(self) -> None:
+        """Nothing stands in the way of training: from here on the work folder is this run's."""
+        from shallowdraft.building import sharding
+
+        if sharding.is_first():
+            partial = self._record.with_suffix(".partial")
+            partial.write_text(json.dumps(self._options, indent=2) + "\n", encoding="utf-8")
+            partial.replace(self._record)
 
     def workshop(self, tokenizer: Any) -> "Workshop":
         from shallowdraft.building.corpus import Batches
@@ -127,8 +144,9 @@ class TrainingCommand(ModelCommand):
         from shallowdraft.building.corpus import open_store, write_store
 
         folder = self.work / "tokens"
-        if sharding.is_first() and not (folder / "store.json").exists():
+        if sharding.is_first() and not self.resumes:
             say(f"reading {self.corpus}")
+            shutil.rmtree(folder, ignore_errors=True)  # of a start that did not come to training
             write_store(Path(self.corpus), tokenizer, folder)
         sharding.wait()
         store = open_store(folder)
@@ -178,12 +196,9 @@ def follow(name: str, steps: "Iterator[Step]") -> None:
 
 
 def say_plan(plan: "Plan") -> None:
-    minutes = plan.seconds / 60
-    say(
-        f"about {minutes:,.0f} min" * (minutes >= 1)
-        + f"about {plan.seconds:.0f} s" * (minutes < 1)
-        + f", {plan.memory_bytes / 2**30:.2f} GiB of memory, {plan.disk_bytes / 2**30:.2f} GiB of disk"
-    )
+    duration = f"{plan.seconds / 60:,.0f} min" if plan.seconds >= 60 else f"{plan.seconds:.0f} s"
+    sizes = f"{plan.memory_bytes / 2**30:.2f} GiB of memory, {plan.disk_bytes / 2**30:.2f} GiB of disk"
+    say(f"about {duration}, {sizes}")
 
 
 def say(text: str) -> None:
