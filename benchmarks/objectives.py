@@ -63,7 +63,7 @@ def best_factors(given: argparse.Namespace, file: Path) -> dict[str, float]:
         ),
         file,
     )
-    found = {(r["trial"]["objective"], r["trial"]["factor"]): r["tar"] for r in pilots}
+    found = {(r["trial"]["objective"], r["trial"]["factor"]): r.get("tar", 0.0) for r in pilots}
     return {objective: max(FACTORS, key=lambda factor: found[objective, factor]) for objective in WAYS}
 
 
@@ -96,7 +96,7 @@ def main() -> None:
             cells = []
             for text in TEXTS:
                 mine = [r for r in records if (r["trial"]["objective"], r["trial"]["text"]) == (objective, text)]
-                cells.append(spread([r[name] for r in mine]) if mine else "")
+                cells.append(spread(mine, name) if mine else "")
             print(f"  {objective:<18}" + "".join(f"{cell:>20}" for cell in cells) + f"  {factors[objective]:g}")
 
 

@@ -103,7 +103,7 @@ def best_factors(given: argparse.Namespace, file: Path) -> dict[tuple[str, str],
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for record in pilots:
         key = record["trial"]["shape"], record["trial"]["way"]
-        if key not in best or record["acceptance"] > best[key]["acceptance"]:
+        if key not in best or record.get("acceptance", 0.0) > best[key].get("acceptance", 0.0):
             best[key] = record
     return {key: record["trial"]["factor"] for key, record in best.items()}
 
@@ -140,7 +140,7 @@ def main() -> None:
                     for r in records
                     if (r["trial"]["shape"], r["trial"]["tokens"], r["trial"]["way"]) == (shape, tokens, way)
                 ]
-                cells = [spread([r[name] for r in mine]) for name in ("acceptance", "greedy_match", "tar", "loss")]
+                cells = [spread(mine, name) for name in ("acceptance", "greedy_match", "tar", "loss")]
                 print(f"  {way:<36} " + " ".join(f"{cell:>15}" for cell in cells) + f"  {factors[shape, way]:g}")
 
 

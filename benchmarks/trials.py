@@ -24,6 +24,7 @@ from shallowdraft.building.corpus import Batches, TokenStore, open_store, write_
 from shallowdraft.building.losses import acceptance, tar_from_runs
 from shallowdraft.building.training import Recipe, Step
 from shallowdraft.building.workshop import Workshop
+from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import load
 
@@ -56,11 +57,9 @@ def prepare(given: argparse.Namespace) -> None:
     if not (plain / "store.json").exists():
         write_store(given.corpus, model.require_tokenizer(), plain)
     if not (more / "store.json").exists():
-        rows = min(2048, max(8, given.generated // (8 * given.sequence)))
-        half = given.sequence // 2
-        texts = write_continuations(
-            open_store(plain), model.decoder, more, tokens=given.generated, prompt=half, length=half, rows=rows, seed=1
-        )
+        store, rows = open_store(plain), min(2048, max(8, given.generated // (8 * given.sequence)))
+        size = {"tokens": given.generated, "prompt": PROMPT, "length": given.sequence - PROMPT, "rows": rows}
+        texts = write_continuations(store, model.decoder, more, **size, seed=1)
         for _ in texts:
             pass
 
@@ -147,7 +146,7 @@ def run_all(
             done.append(record)
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
-            print(f"{count}/{len(left)}", _key(record["trial"]), record["tar"], flush=True)
+            print(f"{count}/{len(left)}", _key(record["trial"]), record.get("tar", record.get("failed")), flush=True)
     if failed:
         raise failed
     keys = {_key(trial) for trial in wanted}
@@ -159,15 +158,21 @@ def _run(
 ) -> dict[str, Any]:
     torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as folder:
-        return one(given, trial, folder)
+        try:
+            return one(given, trial, folder)
+        except TrainingError as error:  # masks that did not converge, a rate that diverged: a result too
+            return {"failed": str(error)}
 
 
 def _key(trial: Trial) -> str:
     return json.dumps(trial, sort_keys=True)
 
 
-def spread(values: list[float]) -> str:
+def spread(records: list[dict[str, Any]], name: str) -> str:
     """Mean and standard deviation over seeds."""
+    values = [record[name] for record in records if "failed" not in record]
+    if len(values) < len(records):
+        return f"{len(records) - len(values)} of {len(records)} failed"
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.3f} ± {deviation:.3f}"
 

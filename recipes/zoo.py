@@ -38,7 +38,7 @@ from shallowdraft.models.model import Model, load, resolve_device
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.shapes import ModelShape
 
-PROBE = 0.1  # share of the tokens with which each candidate set of layers is tried
+PROBE = 0.03  # share of the tokens with which each candidate set of layers is tried
 
 
 def main() -> None:
@@ -78,10 +78,8 @@ class Builder:
         folder = self.work / "tokenizer"
         tokenizer = load_tokenizer(folder)
         if tokenizer is None:
-            tokenizer = train_tokenizer(
-                (text for _, part, text in read_corpus(self.corpus) if part == "train"),
-                self.config["tokenizer"]["vocab"],
-            )
+            documents = (text for _, _, text in read_corpus(self.corpus))
+            tokenizer = train_tokenizer(documents, self.config["tokenizer"]["vocab"])
             tokenizer.save_pretrained(folder)
         store = self.work / "tokens"
         made = (store / "store.json").exists()
