@@ -14,14 +14,15 @@ from shallowdraft.shapes import parse
 
 
 def test_shipped_sets_are_whole_and_say_where_they_come_from():
-    assert "zoo" in names()
+    assert names() == ["arena", "gsm8k", "hellaswag", "humaneval", "mmlu", "mt-bench", "spec-bench", "zoo"]
     for name in names():
         prompts = load_prompts(name)
         assert len({prompt.id for prompt in prompts}) == len(prompts)
-        assert all(prompt.text == prompt.text.strip() and prompt.task for prompt in prompts)
-    text = Path(sd.__file__).with_name("prompts").joinpath("zoo.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in text.splitlines()]
-    assert all(row["source"] and row["license"] for row in rows)
+        assert all(prompt.text.strip() and prompt.task for prompt in prompts)
+        text = Path(sd.__file__).with_name("prompts").joinpath(f"{name}.jsonl").read_text(encoding="utf-8")
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert all(row["source"] and row["license"] for row in rows)
+        assert name == "zoo" or {row["license"] for row in rows} <= {"MIT", "Apache-2.0"}
 
 
 @pytest.mark.parametrize(

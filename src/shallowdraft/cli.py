@@ -20,6 +20,8 @@ from shallowdraft.commands.options import Command
 from shallowdraft.commands.pair import Pair
 from shallowdraft.commands.pretrain import Pretrain
 from shallowdraft.commands.prune import Prune
+from shallowdraft.commands.record import Record
+from shallowdraft.commands.replay import Replay
 from shallowdraft.commands.zoo import Zoo
 from shallowdraft.errors import ShallowdraftError
 
@@ -28,6 +30,8 @@ SPINS = "30000"  # about 50 us, then a waiting thread sleeps
 Verb = (
     Annotated[Generate, subcommand("generate")]
     | Annotated[Inspect, subcommand("inspect")]
+    | Annotated[Record, subcommand("record")]
+    | Annotated[Replay, subcommand("replay")]
     | Annotated[Pretrain, subcommand("pretrain")]
     | Annotated[Prune, subcommand("prune")]
     | Annotated[Distill, subcommand("distill")]

@@ -33,6 +33,10 @@ class TrainingError(ShallowdraftError):
     """A training run that diverged, or a checkpoint that belongs to another run."""
 
 
+class RecordError(ShallowdraftError):
+    """A file of measurements that is missing, of another kind, another model or another machine."""
+
+
 class MemoryShortageError(ShallowdraftError):
     """Weights or caches that do not fit into the memory there is."""
 

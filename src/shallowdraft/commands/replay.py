@@ -1,0 +1,78 @@
+"""shallowdraft replay: what a target would accept of each draft, at every lookahead, from one pass."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from shallowdraft.commands.options import ModelCommand
+from shallowdraft.errors import OptionError
+
+if TYPE_CHECKING:
+    from shallowdraft.replay.acceptance import Replay as Replayed
+
+WIDTH = 110  # of the table where there is no terminal
+SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(ModelCommand):
+    """Run each draft once over a trace: tokens an iteration (TAR) at every lookahead from 1 to 32, with 95 % intervals.
+
+    Under greedy decoding these are the live engine's counts, token for token; under sampling their expectation.
+    Example: shallowdraft replay --trace trace.jsonl --draft DIR1 DIR2
+    """
+
+    trace: str
+    """What `record` wrote."""
+    draft: tuple[str, ...]
+    """Checkpoint folders, hub ids or zoo names."""
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print {"drafts": [{"name", "tar", "tar_interval", "acceptance_by_position", "sets", "prompts"}, …]}."""
+
+    def run(self) -> int:
+        import shallowdraft as sd
+        from shallowdraft.errors import ShallowdraftError
+        from shallowdraft.replay.acceptance import replay
+        from shallowdraft.replay.traces import read_trace
+
+        if not self.draft:
+            raise OptionError("give --draft with one or more checkpoints")
+        self.set_threads()
+        trace = read_trace(Path(self.trace))
+        found, failed = [], 0
+        for name in self.draft:
+            try:
+                found.append(replay(sd.load(name, self.dtype, self.device), trace))
+            except ShallowdraftError as error:
+                if len(self.draft) == 1:
+                    raise
+                failed += 1
+                print(f"error: {error}", file=sys.stderr)
+        if self.json_output:
+            print(json.dumps({"drafts": [one.to_json() for one in found]}))
+        elif found:
+            _show(found)
+        return 2 if failed else 0
+
+
+def _show(found: "list[Replayed]") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    trace = found[0].trace
+    law = "greedy" if trace.sampling.greedy else f"temperature {trace.sampling.temperature:g}"
+    title = f"TAR on {len(trace.outputs)} outputs of {trace.target}, {law}"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
+    table.add_column("draft", no_wrap=True)
+    for lookahead in SHOWN:
+        table.add_column(f"d={lookahead}" if lookahead == SHOWN[0] else str(lookahead), justify="right")
+    table.add_column("95 % at 5", justify="right", no_wrap=True)
+    for one in sorted(found, key=lambda one: -one.tar()[5]):
+        low, high = one.tar_interval()[5]
+        table.add_row(one.draft, *(f"{one.tar()[d]:.2f}" for d in SHOWN), f"{low:.2f}–{high:.2f}")
+    Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH).print(table)

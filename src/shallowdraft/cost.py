@@ -1,0 +1,140 @@
+"""What a draft gives and must give: the throughput model of "Decoding Speculative Decoding" and what follows from it.
+
+An iteration drafts `d` tokens one after the other, verifies them in one pass and yields TAR tokens. Times are seconds
+of one iteration at a fixed lookahead. No torch here: the figures may come from any engine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+
+from shallowdraft.errors import OptionError
+
+EVEN = 0.02  # a speed-up within this of 1 is called even
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Seconds of one iteration: drafting, verifying, everything else."""
+
+    draft_s: float
+    target_s: float
+    rest_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isfinite(value) or value < 0 or (name == "target_s" and value == 0):
+                raise OptionError(f"{name} is {value}; it must be a time in seconds above 0")
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.target_s + self.rest_s
+
+
+def throughput(tar: float, iteration: Iteration) -> float:
+    """Tokens a second: TAR / (t_target(d) + t_draft(d)); an iteration yields the target's own token at least."""
+    return max(tar, 1.0) / iteration.total_s
+
+
+def required_tar(tokens_per_s: float, iteration: Iteration) -> float:
+    """TAR at which iterations of that length give the wanted throughput."""
+    return tokens_per_s * iteration.total_s
+
+
+def extra_tar(tar: float, iteration: Iteration, best_tar: float, best: Iteration) -> float:
+    """How much more TAR a draft needs to be as fast as another one."""
+    return required_tar(throughput(best_tar, best), iteration) - tar
+
+
+def parity_latency(tar: float, iteration: Iteration, best_tar: float, best: Iteration) -> float:
+    """Seconds of drafting at which a draft would be as fast as another one; below 0 no draft of that TAR can be."""
+    return tar / throughput(best_tar, best) - iteration.target_s - iteration.rest_s
+
+
+def independent_tar(acceptance_rate: float, lookahead: int) -> float:
+    """TAR if every draft token were accepted alike, independently: (1 - a^(d+1)) / (1 - a) (Leviathan et al. 2023)."""
+    return float(sum(acceptance_rate**kept for kept in range(lookahead + 1)))
+
+
+def independent_speed_up(acceptance_rate: float, lookahead: int, cost_ratio: float) -> float:
+    """Leviathan et al.'s speed-up: a draft step costs `cost_ratio` of a target's pass, verifying costs one pass."""
+    return independent_tar(acceptance_rate, lookahead) / (lookahead * cost_ratio + 1)
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """From the ideal speed-up, TAR, to the actual one: what each part of an iteration takes of it."""
+
+    ideal: float
+    drafting: float
+    verifying: float
+    """Verifying several tokens takes longer than decoding one."""
+    rest: float
+    actual: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A draft at one lookahead against plain decoding."""
+
+    lookahead: int
+    tar: float
+    iteration: Iteration
+    plain_s: float
+    """Seconds a token of plain decoding."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return throughput(self.tar, self.iteration)
+
+    @property
+    def speed_up(self) -> float:
+        return self.tokens_per_s * self.plain_s
+
+    @property
+    def break_even_tar(self) -> float:
+        return required_tar(1 / self.plain_s, self.iteration)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether any draft that is this slow could pay: TAR is at most d + 1."""
+        return self.break_even_tar < self.lookahead + 1
+
+    @property
+    def waterfall(self) -> Waterfall:
+        """Losses in the order in which they arise; with `actual` they add up to `ideal`."""
+        plain, tar = self.plain_s, max(self.tar, 1.0)
+        steps = [plain, plain + self.iteration.draft_s]
+        steps.append(steps[-1] + self.iteration.target_s - plain)
+        steps.append(steps[-1] + self.iteration.rest_s)
+        gains = [tar * plain / seconds for seconds in steps]
+        drafting, verifying, rest = (before - after for before, after in pairwise(gains))
+        return Waterfall(gains[0], drafting, verifying, rest, gains[-1])
+
+    @property
+    def verdict(self) -> str:
+        needs = f"break-even is at TAR {self.break_even_tar:.2f}, it has {self.tar:.2f}"
+        if self.speed_up > 1 + EVEN:
+            return f"pays {self.speed_up:.2f}x at lookahead {self.lookahead}; {needs}"
+        if self.speed_up > 1 - EVEN:
+            return f"makes no difference at lookahead {self.lookahead}; {needs}"
+        if not self.reachable:
+            return (
+                f"cannot pay at lookahead {self.lookahead}: an iteration takes as long as {self.break_even_tar:.2f} "
+                f"tokens of plain decoding and yields {self.lookahead + 1} at most; a faster draft is needed"
+            )
+        return f"does not pay, {self.speed_up:.2f}x at lookahead {self.lookahead}; {needs}"
+
+
+def predictions(
+    tars: Mapping[int, float], iterations: Mapping[int, Iteration], plain_s: float
+) -> dict[int, Prediction]:
+    """At every lookahead for which both TAR and times are known."""
+    known = sorted(tars.keys() & iterations.keys())
+    return {lookahead: Prediction(lookahead, tars[lookahead], iterations[lookahead], plain_s) for lookahead in known}
+
+
+def best(found: Mapping[int, Prediction]) -> Prediction:
+    """The fastest; of equals the shorter lookahead."""
+    return max(found.values(), key=lambda one: (one.tokens_per_s, -one.lookahead))

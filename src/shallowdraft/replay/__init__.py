@@ -1,0 +1,1 @@
+"""Record a target once, then know every draft's acceptance from one pass."""

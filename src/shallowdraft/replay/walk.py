@@ -1,0 +1,80 @@
+"""From the acceptance of each token to what every lookahead gives. No torch here.
+
+While a draft is accepted its context is the target's own text. So one number a token says everything: the probability
+that the draft's proposal in its place is accepted, 0 or 1 under greedy decoding, min(1, q(x) / p(x)) under sampling.
+
+Shapes: N sequences, T tokens of the longest (the one that prefill yields is not among them), D lookaheads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What speculation does with each sequence at each lookahead, on average over its random choices."""
+
+    lookaheads: tuple[int, ...]
+    emitted: Floats
+    """[N] tokens that iterations yield."""
+    iterations: Floats
+    """[N, D] expected."""
+    reached: Floats
+    """[N, D, largest lookahead] expected iterations that keep at least 1, 2, … draft tokens."""
+
+    def tar(self, rows: NDArray[np.int64] | slice = slice(None)) -> Floats:
+        """Tokens an iteration [..., D] of sequences together: a quotient of sums, never a mean of quotients."""
+        emitted, iterations = self.emitted[rows].sum(-1), self.iterations[rows].sum(-2)
+        return np.asarray(emitted[..., None] / np.where(iterations > 0, iterations, 1.0)).clip(min=1.0)
+
+    def acceptance_by_position(self, lookahead: int) -> Floats:
+        """Share of iterations [lookahead] that keep at least 1, 2, … draft tokens."""
+        column = self.lookaheads.index(lookahead)
+        kept = self.reached[:, column, :lookahead].sum(0)
+        return np.asarray(kept / max(1.0, self.iterations[:, column].sum()))
+
+
+def walk(accepted: Sequence[Sequence[float] | Floats], lookaheads: Sequence[int], room: Sequence[int]) -> Walk:
+    """Follow the law of the engine's iterations through sequences of acceptance probabilities, all lookaheads at once.
+
+    `room`: tokens after which the draft's context is full; an iteration whose proposal would pass it drafts nothing.
+    """
+    counts, depths = np.array([len(row) for row in accepted]), np.array(lookaheads)
+    longest, deepest = int(counts.max(initial=0)), int(depths.max())
+    chance = np.zeros((len(accepted), longest))
+    for row, values in enumerate(accepted):
+        chance[row, : len(values)] = values
+    # mass[n, d, k]: the probability of being in an iteration that has kept k draft tokens so far
+    mass = np.zeros((len(accepted), len(depths), deepest + 1))
+    iterations, reached = np.zeros(mass.shape[:2]), np.zeros((*mass.shape[:2], deepest))
+    may_draft = depths[:, None] > np.arange(deepest + 1)  # [D, k]: another draft token may follow
+    starts = np.ones(mass.shape[:2])
+    for token in range(longest):
+        inside = (token < counts)[:, None]
+        drafts = token + depths <= np.array(room)[:, None]
+        iterations += np.where(inside, starts, 0.0)
+        mass[..., 0] += np.where(drafts, starts, 0.0)
+        kept = np.where(may_draft, mass, 0.0) * chance[:, token, None, None]
+        starts = mass.sum(-1) - kept.sum(-1) + np.where(drafts, 0.0, starts)
+        mass = np.zeros_like(mass)
+        mass[..., 1:] = kept[..., :-1]
+        reached += np.where(inside[..., None], mass[..., 1:], 0.0)
+    return Walk(tuple(lookaheads), counts.astype(float), iterations, reached)
+
+
+def iterations_of(matched: Sequence[bool], lookahead: int, room: int) -> list[int]:
+    """Draft tokens that each greedy iteration keeps."""
+    kept, token = [], 0
+    while token < len(matched):
+        allowed = lookahead if token + lookahead <= room else 0
+        run = 0
+        while run < allowed and token + run < len(matched) and matched[token + run]:
+            run += 1
+        kept.append(run)
+        token += run + 1
+    return kept

@@ -1,0 +1,125 @@
+"""Replay against the live engine: the same counts under greedy decoding, the same expectation under sampling."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import shallowdraft as sd
+from shallowdraft import cost, shapes
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.models.synthetic import make_pair, random_decoder
+from shallowdraft.prompts import Prompt
+from shallowdraft.replay.acceptance import replay
+from shallowdraft.replay.traces import Trace, read_trace, record
+from shallowdraft.replay.walk import iterations_of
+from shallowdraft.shapes import ModelShape
+
+
+def trace_of(target: sd.Model, prompts: list[Prompt], path: Path, **options) -> Trace:
+    options = {"max_new_tokens": 24, "sampling": Sampling()} | options
+    for _ in record(target, [("words", prompt) for prompt in prompts], path, **options):
+        pass
+    return read_trace(path)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[sd.Model, sd.Model]:
+    folder = tmp_path_factory.mktemp("pair")
+    target, draft = shapes.parse("3x64/2h/96", vocab=512), shapes.parse("1x64/2h/96", vocab=512)
+    target, draft = (sd.load(path) for path in make_pair(target, draft, 0.8).save(folder))
+    return target, draft
+
+
+PROMPTS = [Prompt(str(number), "words", f"Prompt {number} is about {7 * number}") for number in range(10)]
+
+
+@pytest.mark.parametrize("draft_context", [2048, 40, 30])
+def test_greedy_replay_is_the_engines_count_iteration_by_iteration(
+    pair: tuple[sd.Model, sd.Model], tmp_path: Path, draft_context: int
+):
+    target, draft = pair
+    decoder = random_decoder(replace(draft.shape, context=draft_context), seed=0)
+    decoder.load_state_dict(random_state(draft))
+    draft = replace(draft, decoder=decoder.pack())
+    trace = trace_of(target, PROMPTS, tmp_path / "trace.jsonl", max_new_tokens=40)
+    found = replay(draft, trace)
+    for lookahead in range(1, 13):
+        live = [
+            sd.generate(target, output.prompt, draft=draft, lookahead=lookahead, max_new_tokens=40)
+            for output in trace.outputs
+        ]
+        assert [run.token_ids for run in live] == [output.output for output in trace.outputs]
+        counts = [
+            iterations_of(accepted > 0.5, lookahead, room)
+            for accepted, room in zip(found.accepted, found.room, strict=True)
+        ]
+        assert [run.accepted_by_iteration for run in live] == counts
+        assert found.tar()[lookahead] == pytest.approx(sd.total([run.stats for run in live], one_batch=False).tar)
+
+
+def random_state(model: sd.Model) -> dict[str, torch.Tensor]:
+    return model.decoder.dense_state()
+
+
+TARGET = ModelShape(2, 16, 2, 24, 12, kv_heads=1, context=64)
+DRAFT = ModelShape(1, 12, 2, 16, 12, context=64)
+LENGTH, LIVE, RECORDED = 13, 2000, 4000
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, None, None), (0.6, None, None), (1.3, 6, 0.9), (0.8, None, 0.7)]
+)
+def test_sampled_replay_is_what_live_runs_give_on_average(
+    tmp_path: Path, temperature: float, top_k: int | None, top_p: float | None
+):
+    target = sd.Model("target", random_decoder(TARGET, seed=11, scale=1.5).pack())
+    draft = sd.Model("draft", random_decoder(DRAFT, seed=12, scale=1.5).pack())
+    law = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    outputs = sd.generate(target, [[1, 2, 3]] * RECORDED, max_new_tokens=LENGTH, **law, seed=7)
+    # through a file, as a user would
+    trace = recorded(target, [run.token_ids for run in outputs], Sampling(**law), tmp_path)
+    found = replay(draft, trace)
+    inverted = replace(found, accepted=[inverse(row) for row in found.accepted])  # as if p and q had been swapped
+    for lookahead in (1, 3, 6):
+        runs = sd.generate(
+            target, [[1, 2, 3]] * LIVE, draft=draft, lookahead=lookahead, max_new_tokens=LENGTH, **law, seed=99
+        )
+        iterations = np.array([run.stats.iterations for run in runs])
+        expected = (LENGTH - 1) / found.tar()[lookahead]
+        spread = iterations.std() / np.sqrt(LIVE) + found.walk.iterations[:, 0].std() / np.sqrt(RECORDED)
+        assert abs(iterations.mean() - expected) < 2.58 * spread
+        # what must be caught: rates multiplied as if tokens were independent, and the ratio upside down
+        rate = np.concatenate(found.accepted).mean()
+        assert lookahead == 1 or abs((LENGTH - 1) / cost.independent_tar(rate, lookahead) - iterations.mean()) > spread
+        assert abs((LENGTH - 1) / inverted.tar()[lookahead] - iterations.mean()) > 2.58 * spread
+
+
+def inverse(accepted: np.ndarray) -> np.ndarray:
+    return np.where(accepted < 1, 1.0, 0.5)
+
+
+def recorded(target: sd.Model, outputs: list[list[int]], sampling: Sampling, folder: Path) -> Trace:
+    from dataclasses import asdict
+
+    from shallowdraft.records import Records
+    from shallowdraft.replay.traces import KIND, Output, _likelihoods, vocabulary
+
+    about = {
+        "target": "t",
+        "vocabulary": vocabulary(None, target.shape.vocab),
+        "sampling": asdict(sampling),
+        "max_new_tokens": LENGTH,
+    }
+    file = Records.open(folder / "trace.jsonl", KIND, about)
+    rows = [Output(str(number), "s", 0, [1, 2, 3], tokens) for number, tokens in enumerate(outputs)]
+    lines = []
+    for row in rows[:5]:  # the file's own way for a few, in memory for the rest: fsync takes its time
+        p = torch.cat(list(_likelihoods(target, row, sampling)))
+        file.append(asdict(replace(row, logprobs=p.log().tolist())))
+    trace = read_trace(folder / "trace.jsonl")
+    lines = [replace(row, logprobs=torch.cat(list(_likelihoods(target, row, sampling))).log().tolist()) for row in rows]
+    assert trace.outputs == lines[:5]
+    return replace(trace, outputs=lines)

@@ -1,0 +1,54 @@
+"""The walk against the plainest way to count."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shallowdraft.replay.walk import iterations_of, walk
+
+bits = st.lists(st.booleans(), min_size=0, max_size=40)
+
+
+@given(st.lists(bits, min_size=1, max_size=5), st.integers(0, 50))
+def test_with_certain_acceptance_it_counts_what_greedy_iterations_keep(rows: list[list[bool]], room: int):
+    lookaheads = [1, 2, 5, 12]
+    found = walk([np.array(row, dtype=float) for row in rows], lookaheads, [room] * len(rows))
+    for column, lookahead in enumerate(lookaheads):
+        kept = [iterations_of(row, lookahead, room) for row in rows]
+        assert found.iterations[:, column].tolist() == [len(one) for one in kept]
+        for position in range(1, lookahead + 1):
+            assert found.reached[:, column, position - 1].tolist() == [sum(n >= position for n in one) for one in kept]
+        emitted, iterations = sum(map(len, rows)), sum(map(len, kept))
+        assert found.tar()[column] == pytest.approx(emitted / iterations if iterations else 1.0)
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 6])
+@pytest.mark.parametrize("room", [3, 100])
+def test_expectation_over_every_outcome(lookahead: int, room: int):
+    chances = np.array([0.9, 0.2, 0.5, 0.7, 1.0, 0.3])
+    expected, kept_some = 0.0, 0.0
+    for outcome in itertools.product((False, True), repeat=len(chances)):
+        weight = np.prod(np.where(outcome, chances, 1 - chances))
+        kept = iterations_of(outcome, lookahead, room)
+        expected += weight * len(kept)
+        kept_some += weight * sum(n >= 1 for n in kept)
+    found = walk([chances], [lookahead], [room])
+    assert found.iterations[0, 0] == pytest.approx(expected)
+    assert found.reached[0, 0, 0] == pytest.approx(kept_some)
+
+
+def test_full_acceptance_gives_lookahead_plus_one():
+    assert walk([np.ones(60)], [4], [100]).tar().tolist() == [5.0]
+
+
+def test_sequences_count_by_their_tokens():
+    """A mean of quotients would say (2 + 1) / 2."""
+    found = walk([np.ones(2), np.zeros(8)], [1], [100, 100])
+    assert found.tar().tolist() == [10 / 9]
+
+
+def test_a_row_of_one_token_has_no_iteration():
+    assert walk([np.zeros(0)], [3], [10]).tar().tolist() == [1.0]

@@ -1,0 +1,103 @@
+"""The paper's algebra, from its own tables (PAPER.md)."""
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shallowdraft import cost
+from shallowdraft.cost import Iteration, Prediction
+from shallowdraft.errors import OptionError
+
+TABLE_5 = {  # draft: ms for 7 steps, parity latency in ms, reduction in %
+    "OPT-350M": (79.8, 50.6, 36.6),
+    "OPT-1.3B": (87.1, 58.7, 32.6),
+    "OPT-2.7B": (114.3, 49.8, 56.4),
+    "OPT-6.7B": (139.5, 68.2, 51.1),
+}
+TABLE_7 = {"OPT-125M": 6.23, "OPT-350M": 11.74, "OPT-1.3B": 12.64, "OPT-2.7B": 16.35, "OPT-6.7B": 18.56}  # ms a step
+
+seconds = st.floats(1e-4, 10)
+tars = st.floats(1, 9)
+
+
+@pytest.mark.parametrize("draft", TABLE_5)
+def test_table_5_a_draft_at_its_parity_latency_is_as_fast_as_the_smallest(draft: str):
+    draft_ms, parity_ms, reduction = TABLE_5[draft]
+    smallest, target_s, tar = Iteration(43.7e-3, 0.1), 0.1, 3.0
+    # the TAR of this draft that the paper's parity latency stands for
+    its_tar = cost.required_tar(cost.throughput(tar, smallest), Iteration(parity_ms * 1e-3, target_s))
+    found = cost.parity_latency(its_tar, Iteration(draft_ms * 1e-3, target_s), tar, smallest)
+    assert found == pytest.approx(parity_ms * 1e-3)
+    assert 100 * (1 - found / (draft_ms * 1e-3)) == pytest.approx(reduction, abs=0.05)
+
+
+def test_table_7_seven_steps_take_what_table_5_says():
+    for draft, (draft_ms, _, _) in TABLE_5.items():
+        assert 7 * TABLE_7[draft] == pytest.approx(draft_ms, rel=0.07)
+    assert 7 * TABLE_7["OPT-125M"] == pytest.approx(43.7, rel=0.01)
+
+
+@given(tars, seconds, seconds, tars, seconds, seconds)
+def test_parity_latency_and_extra_tar_both_mean_equal_throughput(
+    tar: float, draft_s: float, target_s: float, best_tar: float, best_s: float, best_target_s: float
+):
+    mine, best = Iteration(draft_s, target_s), Iteration(best_s, best_target_s)
+    wanted = cost.throughput(best_tar, best)
+    enough = tar + cost.extra_tar(tar, mine, best_tar, best)
+    assert enough / mine.total_s == pytest.approx(wanted)
+    parity_s = cost.parity_latency(tar, mine, best_tar, best)
+    assert tar / (parity_s + target_s) == pytest.approx(wanted)
+    if target_s == best_target_s:  # the paper's form, with one verification time
+        assert parity_s == pytest.approx(tar / best_tar * (target_s + best_s) - target_s)
+
+
+def test_no_token_less_than_the_targets_own():
+    assert cost.throughput(0.5, Iteration(0.1, 0.1)) == cost.throughput(1.0, Iteration(0.1, 0.1)) == 5.0
+
+
+@given(st.floats(0, 0.999), st.integers(1, 32), st.floats(0, 1))
+def test_leviathan(rate: float, lookahead: int, ratio: float):
+    expected = (1 - rate ** (lookahead + 1)) / ((1 - rate) * (lookahead * ratio + 1))
+    assert cost.independent_speed_up(rate, lookahead, ratio) == pytest.approx(expected)
+    assert 1 <= cost.independent_tar(rate, lookahead) <= lookahead + 1
+
+
+def test_at_full_acceptance_tar_is_lookahead_plus_one():
+    assert cost.independent_tar(1.0, 7) == 8
+
+
+@given(tars, seconds, seconds, st.floats(0, 1), seconds)
+def test_the_waterfall_adds_up(tar: float, draft_s: float, target_s: float, rest_s: float, plain_s: float):
+    found = Prediction(8, tar, Iteration(draft_s, target_s, rest_s), plain_s)
+    fall = found.waterfall
+    assert fall.ideal == pytest.approx(tar)
+    assert fall.ideal - fall.drafting - fall.verifying - fall.rest == pytest.approx(fall.actual)
+    assert fall.actual == pytest.approx(found.speed_up)
+
+
+def test_verdicts():
+    def verdict(tar: float, draft_s: float, lookahead: int = 4) -> str:
+        return Prediction(lookahead, tar, Iteration(draft_s, 1.0), plain_s=1.0).verdict
+
+    assert verdict(3.0, 0.5) == "pays 2.00x at lookahead 4; break-even is at TAR 1.50, it has 3.00"
+    assert verdict(1.2, 0.5).startswith("does not pay, 0.80x at lookahead 4; break-even is at TAR 1.50")
+    assert verdict(1.5, 0.5).startswith("makes no difference")
+    assert "cannot pay at lookahead 4" in verdict(3.0, 4.5)  # TAR is capped at d + 1
+
+
+def test_the_best_lookahead_is_inside_when_drafting_costs():
+    tars = {d: cost.independent_tar(0.7, d) for d in range(1, 17)}
+    found = cost.predictions(tars, {d: Iteration(0.1 * d, 1.0) for d in tars}, plain_s=1.0)
+    assert cost.best(found).lookahead == 4
+    free = cost.predictions(tars, {d: Iteration(0.0, 1.0) for d in range(1, 9)}, plain_s=1.0)
+    assert cost.best(free).lookahead == 8
+
+
+@pytest.mark.parametrize("wrong", [nan, inf, -1.0])
+def test_times_must_be_times(wrong: float):
+    with pytest.raises(OptionError, match="must be a time"):
+        Iteration(wrong, 1.0)
+    with pytest.raises(OptionError, match="target_s is 0"):
+        Iteration(1.0, 0)
