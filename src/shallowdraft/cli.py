@@ -18,7 +18,9 @@ from shallowdraft.commands.generate import Generate
 from shallowdraft.commands.inspect import Inspect
 from shallowdraft.commands.options import Command
 from shallowdraft.commands.pair import Pair
+from shallowdraft.commands.predict import Predict
 from shallowdraft.commands.pretrain import Pretrain
+from shallowdraft.commands.profile import Profile
 from shallowdraft.commands.prune import Prune
 from shallowdraft.commands.record import Record
 from shallowdraft.commands.replay import Replay
@@ -32,6 +34,8 @@ Verb = (
     | Annotated[Inspect, subcommand("inspect")]
     | Annotated[Record, subcommand("record")]
     | Annotated[Replay, subcommand("replay")]
+    | Annotated[Profile, subcommand("profile")]
+    | Annotated[Predict, subcommand("predict")]
     | Annotated[Pretrain, subcommand("pretrain")]
     | Annotated[Prune, subcommand("prune")]
     | Annotated[Distill, subcommand("distill")]

@@ -117,6 +117,17 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
     return Stream(_Run(target, [prompt], Settings(**options), pieces=True))
 
 
+def time_iterations(target: Model, prompts: list[list[int]], count: int, **options: Unpack[Options]) -> Times:
+    """Seconds of prefill and of `count` iterations, as `generate` spends them; no stop token ends them early."""
+    lookahead = options.get("lookahead", Settings.lookahead) if options.get("draft") else 0
+    options |= {"max_new_tokens": 1 + (count + 1) * (lookahead + 1), "stop_tokens": ()}
+    run = _Run(target, prompts, Settings(**options))
+    steps = run.iterations()
+    for _ in range(1 + count):
+        next(steps)
+    return run.times()
+
+
 class Stream:
     """An iterator over the pieces of a continuation; `result` is there when it has ended."""
 
@@ -223,9 +234,12 @@ class _Run:
             if all(row.finish_reason for row in self.rows):
                 return
 
-    def results(self) -> list[Generation]:
+    def times(self) -> Times:
         clock = self.engine.clock
-        times = Times(clock.seconds("prefill"), clock.seconds("draft"), clock.seconds("verify"), self._total_s)
+        return Times(clock.seconds("prefill"), clock.seconds("draft"), clock.seconds("verify"), self._total_s)
+
+    def results(self) -> list[Generation]:
+        times = self.times()
         return [self._result(row, times) for row in self.rows]
 
     def _result(self, row: _Row, times: Times) -> Generation:

@@ -56,6 +56,12 @@ class Trace:
     def sets(self) -> list[str]:
         return list(dict.fromkeys(output.set for output in self.outputs))
 
+    @property
+    def mean_context(self) -> float:
+        """Tokens before a new one, on average over all of them."""
+        tokens = sum(len(output.output) for output in self.outputs)
+        return sum(len(one.output) * (len(one.prompt) + len(one.output) / 2) for one in self.outputs) / tokens
+
     def require_vocabulary(self, draft: Model) -> None:
         """Refuse a draft whose tokens are not those of the trace."""
         if fits(self.vocabulary, draft):

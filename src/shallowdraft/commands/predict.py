@@ -1,0 +1,148 @@
+"""shallowdraft predict: whether a draft pays, and at which lookahead."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from shallowdraft.commands.options import ModelCommand, Name, Number, Rate
+from shallowdraft.errors import OptionError
+
+if TYPE_CHECKING:
+    from shallowdraft.cost import Prediction
+
+WIDTH = 110  # of the table where there is no terminal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(ModelCommand):
+    """Throughput, best lookahead and a verdict, from what `replay` and `profile` know, or from numbers you type in.
+
+    shallowdraft predict --trace trace.jsonl --profile profile.jsonl
+    shallowdraft predict --tar 3.1 --lookahead 5 --draft-ms 1.2 --target-ms 7.4 --plain-ms 6.9
+    """
+
+    trace: Name = None
+    """What `record` wrote."""
+    profile: Name = None
+    """What `profile` wrote, on this machine."""
+    draft: tuple[str, ...] = ()
+    """Drafts to predict for. Default: all that the profile has."""
+    tar: Rate = None
+    """Tokens an iteration (mean acceptance length), of any engine."""
+    acceptance_rate: Rate = None
+    """Instead of --tar: the probability that a draft token is accepted, as if tokens were independent."""
+    lookahead: Number = None
+    """Draft tokens an iteration."""
+    draft_ms: Rate = None
+    """Milliseconds of the draft's steps in an iteration, all together."""
+    target_ms: Rate = None
+    """Milliseconds of the target's verification of an iteration."""
+    plain_ms: Rate = None
+    """Milliseconds a token without a draft. Default: as long as verification."""
+    rest_ms: float = 0.0
+    """Milliseconds of an iteration beside these."""
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print {"predictions": [{"draft", "lookahead", "tar", "tokens_per_s", "speed_up", "verdict", …}, …]}."""
+
+    def run(self) -> int:
+        typed = [self.tar or self.acceptance_rate, self.lookahead, self.draft_ms, self.target_ms]
+        if (self.trace is None) != (self.profile is None):
+            raise OptionError("a prediction needs both --trace and --profile")
+        if self.trace is None and None in typed:
+            raise OptionError(
+                "give --trace and --profile, or numbers: "
+                "--tar (or --acceptance-rate), --lookahead, --draft-ms and --target-ms"
+            )
+        found = [("", self._typed())] if self.trace is None else list(self._measured())
+        if self.json_output:
+            print(json.dumps({"predictions": [{"draft": name} | as_json(one) for name, one in found]}))
+        else:
+            show(found)
+        return 0
+
+    def _typed(self) -> "Prediction":
+        from shallowdraft.cost import Iteration, Prediction, independent_tar
+
+        assert self.lookahead is not None
+        assert self.draft_ms is not None
+        assert self.target_ms is not None
+        if not 1 <= self.lookahead <= 32:
+            raise OptionError(f"--lookahead is {self.lookahead}; it must be 1 to 32")
+        if self.acceptance_rate is not None and not 0 <= self.acceptance_rate <= 1:
+            raise OptionError(f"--acceptance-rate is {self.acceptance_rate}; it must be 0 to 1")
+        tar = independent_tar(self.acceptance_rate or 0.0, self.lookahead) if self.tar is None else self.tar
+        if not 1 <= tar <= self.lookahead + 1:
+            raise OptionError(
+                f"--tar is {tar}; at lookahead {self.lookahead} it lies between 1 and {self.lookahead + 1}"
+            )
+        times = Iteration(self.draft_ms / 1e3, self.target_ms / 1e3, self.rest_ms / 1e3)
+        plain_ms = self.target_ms if self.plain_ms is None else self.plain_ms
+        return Prediction(self.lookahead, tar, times, Iteration(0.0, plain_ms / 1e3).total_s)
+
+    def _measured(self) -> "list[tuple[str, Prediction]]":
+        import shallowdraft as sd
+        from shallowdraft import cost
+        from shallowdraft.profiling.latency import read_profile, require_machine
+        from shallowdraft.replay.acceptance import replay
+        from shallowdraft.replay.traces import read_trace
+
+        assert self.trace is not None
+        assert self.profile is not None
+        self.set_threads()
+        trace, profile = read_trace(Path(self.trace)), read_profile(Path(self.profile))
+        found = []
+        for name in self.draft or profile.drafts:
+            draft = sd.load(name, self.dtype, self.device)
+            require_machine(profile, draft.device)
+            tars = replay(draft, trace).tar()
+            context = trace.mean_context
+            made = cost.predictions(tars, profile.iterations(name, context), profile.plain_s(context))
+            found.append((name, cost.best(made)))
+        return sorted(found, key=lambda one: -one[1].tokens_per_s)
+
+
+def as_json(one: "Prediction") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "lookahead": one.lookahead,
+        "tar": one.tar,
+        "tokens_per_s": one.tokens_per_s,
+        "plain_tokens_per_s": 1 / one.plain_s,
+        "speed_up": one.speed_up,
+        "break_even_tar": one.break_even_tar,
+        **asdict(one.iteration),
+        "waterfall": asdict(one.waterfall),
+        "verdict": one.verdict,
+    }
+
+
+def show(found: "list[tuple[str, Prediction]]") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = ("draft", "lookahead", "TAR", "draft ms", "verify ms", "rest ms", "tokens/s", "plain", "speed-up")
+    for column in columns if found[0][0] else columns[1:]:
+        table.add_column(column, justify="left" if column == "draft" else "right", no_wrap=True)
+    for name, one in found:
+        times = one.iteration
+        parts = [f"{seconds * 1e3:.2f}" for seconds in (times.draft_s, times.target_s, times.rest_s)]
+        speeds = [f"{one.tokens_per_s:.1f}", f"{1 / one.plain_s:.1f}", f"{one.speed_up:.2f}x"]
+        table.add_row(*([name] if name else []), str(one.lookahead), f"{one.tar:.2f}", *parts, *speeds)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table)
+    name, best = found[0]
+    fall = best.waterfall
+    console.print(f"{name} {best.verdict}".strip(), soft_wrap=True)
+    console.print(
+        f"of TAR {fall.ideal:.2f}x, drafting takes {fall.drafting:.2f}, longer verification {fall.verifying:.2f}, "
+        f"the rest {fall.rest:.2f}: {fall.actual:.2f}x is left",
+        style="dim",
+        soft_wrap=True,
+    )
