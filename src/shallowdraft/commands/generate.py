@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -31,8 +31,8 @@ class Generate(ModelCommand):
     """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
     """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
-    lookahead: int = 5
-    """Draft tokens an iteration, 1 to 32."""
+    lookahead: int | Literal["auto"] = 5
+    """Draft tokens an iteration, 1 to 32; auto: what pays, chosen anew as the text goes."""
     max_new_tokens: int = 128
     """Stop after this many tokens."""
     temperature: float = 0.0

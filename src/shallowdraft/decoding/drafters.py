@@ -15,21 +15,26 @@ from shallowdraft.models.decoder import Decoder
 
 
 class Drafter(Protocol):
-    """Proposes `lookahead` tokens an iteration."""
+    """Proposes up to `lookahead` tokens an iteration."""
 
     lookahead: int
+    missed: int
+    """Iterations since it was last asked; each added one token to every row."""
 
     def prefill(self, state: State) -> None:
         """Read the prompts, once, before the first iteration."""
 
     def propose(self, state: State, uniforms: Tensor) -> Proposal:
-        """Continue every row; `uniforms` [B, d] are the draws to use."""
+        """Continue every row by d tokens; `uniforms` [B, d] are the draws to use."""
 
 
 class NoDrafter:
     """Proposes nothing: plain decoding is speculation with lookahead 0."""
 
     lookahead = 0
+
+    def __init__(self) -> None:
+        self.missed = 0
 
     def prefill(self, state: State) -> None:
         pass
@@ -44,6 +49,7 @@ class ModelDrafter:
     def __init__(self, decoder: Decoder, lookahead: int, sampling: Sampling, target_vocab: int) -> None:
         self.decoder, self.lookahead, self.sampling = decoder, lookahead, sampling
         self._vocab = target_vocab
+        self.missed = 0
 
     def prefill(self, state: State) -> None:
         rows, slots = state.tokens.shape
@@ -52,9 +58,9 @@ class ModelDrafter:
 
     def propose(self, state: State, uniforms: Tensor) -> Proposal:
         # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
-        tokens, positions = state.tail(2)
+        tokens, positions = state.tail(2 + self.missed)
         drafted, largest, laws = [], [], []
-        for step in range(self.lookahead):
+        for step in range(uniforms.shape[1]):
             hidden = self.decoder(tokens, positions, self.cache, state.span)
             logits = self._in_target_vocabulary(self.decoder.head(hidden[:, -1]))
             best, token = logits.max(-1)

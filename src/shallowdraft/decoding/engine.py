@@ -3,6 +3,7 @@
 Shapes: B rows, d lookahead, V vocabulary.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from shallowdraft.decoding.clock import Clock
 from shallowdraft.decoding.drafters import Drafter, NoDrafter
 from shallowdraft.decoding.noise import Noise
+from shallowdraft.decoding.pace import Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import fill, new_state
 from shallowdraft.decoding.verification import Proposal, Verdict, verify
@@ -34,12 +36,14 @@ class Engine:
         prompts: list[list[int]],
         limits: list[int],
         draft_context: int | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.target, self.drafter, self.sampling = target, drafter, sampling
         self.state = new_state(prompts, limits, drafter.lookahead, target.device)
         steps = max(limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True))
         self.noise = Noise(sampling, len(prompts), drafter.lookahead, steps, target.device)
         self.clock = Clock(target.device)
+        self.pace = pace
         self._draft_context = draft_context
         self._lengths = [len(prompt) for prompt in prompts]
         self._limits = limits
@@ -63,10 +67,10 @@ class Engine:
     @torch.inference_mode()
     def iterate(self) -> Verdict:
         """Draft, verify, commit."""
-        drafter = self.drafter if self._within_draft_context() else NoDrafter()
-        uniforms, d = self.noise.advance(), drafter.lookahead
+        uniforms, d = self.noise.advance(), self._lookahead()
         with self.clock.phase("draft"):
-            proposal = drafter.propose(self.state, uniforms[:, :d])
+            proposal = (self.drafter if d else NoDrafter()).propose(self.state, uniforms[:, :d])
+            self.drafter.missed = 0 if d else self.drafter.missed + 1
         with self.clock.phase("verify"):
             tail, positions = self.state.tail(1)
             tokens = torch.cat((tail, proposal.tokens), 1)
@@ -81,13 +85,17 @@ class Engine:
         in_flight: deque[_Message] = deque()
         cuda = self.target.device.type == "cuda"
         side = torch.cuda.Stream(self.target.device) if cuda else None
-        verdict = self.prefill()
+        verdict, begin_s = self.prefill(), 0.0
         while True:
             in_flight.append(_Message(verdict, side))
             emitted = in_flight.popleft().read() if len(in_flight) > cuda else None  # on a GPU one iteration late
+            if self.pace and begin_s and emitted is not None:
+                lookahead, accepted = len(emitted[0]) - 2, [row[0] for row in emitted]
+                self.pace.learn(lookahead, accepted, time.perf_counter() - begin_s)
             self._bound_lengths(emitted, unread=sum(message.tokens for message in in_flight))
             if emitted is not None:
                 yield emitted
+            begin_s = time.perf_counter()
             verdict = self.iterate()
 
     def _bound_lengths(self, emitted: Emitted | None, unread: int) -> None:
@@ -96,6 +104,12 @@ class Engine:
             rows = zip(self._lengths, emitted, self._limits, strict=True)
             self._lengths = [min(length + row[0] + 1, limit) for length, row, limit in rows]
         self.state.longest = min(max(self._lengths) + unread, max(self._limits))
+
+    def _lookahead(self) -> int:
+        """Of the next iteration."""
+        if not self._within_draft_context():
+            return 0
+        return self.pace.choose() if self.pace else self.drafter.lookahead
 
     def _within_draft_context(self) -> bool:
         """Whether some row is still short enough for the draft; to a longer one it proposes in vain, no more."""

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Literal, TypedDict, Unpack, cast, overload
 
 from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
 from shallowdraft.decoding.engine import UNSOUND, Engine
+from shallowdraft.decoding.pace import LONGEST, Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.text import TextStream
@@ -24,7 +25,7 @@ class Options(TypedDict, total=False):
     """The keyword arguments of `generate` and `stream`; `Settings` has their defaults."""
 
     draft: Model | None
-    lookahead: int
+    lookahead: int | Literal["auto"]
     max_new_tokens: int
     temperature: float
     top_k: int | None
@@ -39,7 +40,7 @@ class Settings:
     """How to generate."""
 
     draft: Model | None = None
-    lookahead: int = 5
+    lookahead: int | Literal["auto"] = 5
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_k: int | None = None
@@ -49,13 +50,20 @@ class Settings:
     stop_tokens: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.lookahead, int) or not 1 <= self.lookahead <= MAX_LOOKAHEAD:
-            raise OptionError(f"lookahead is {self.lookahead!r}; it must be a whole number from 1 to {MAX_LOOKAHEAD}")
+        whole = isinstance(self.lookahead, int) and 1 <= self.lookahead <= MAX_LOOKAHEAD
+        if not whole and self.lookahead != "auto":
+            raise OptionError(
+                f"lookahead is {self.lookahead!r}; it must be a whole number from 1 to {MAX_LOOKAHEAD}, or auto"
+            )
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number of at least 1")
         _ = self.sampling  # checks the rest
         if isinstance(self.stop, str) or "" in self.stop:
             raise OptionError("stop must be a list of strings, none of them empty")
+
+    @property
+    def longest_lookahead(self) -> int:
+        return LONGEST if self.lookahead == "auto" else self.lookahead
 
     @property
     def sampling(self) -> Sampling:
@@ -98,9 +106,11 @@ def generate(
 ) -> Generation | list[Generation]:
     """Decode text or token ids, or a list of either as one batch; with a draft faster, with the same result.
 
-    Options and defaults: draft=None, lookahead=5, max_new_tokens=128, temperature=0.0, top_k=None, top_p=None, seed=0,
-    stop=() (strings, not part of the text), stop_tokens=None (the target's own). Generation also ends where the context
-    does. Each row of a batch draws a random stream of its own from (seed, row); the times of a batch are its rows'.
+    Options and defaults: draft=None, lookahead=5 ("auto": what pays, chosen anew as the text goes), max_new_tokens=128,
+    temperature=0.0, top_k=None, top_p=None, seed=0, stop=() (strings, not part of the text), stop_tokens=None (the
+    target's own). Generation also ends where the context does. Each row of a batch draws a random stream of its own
+    from (seed, row); the times of a batch are its rows'. With "auto" the times decide which draws are used for what:
+    the law of sampled text is the same, the text of a seed is not.
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -119,9 +129,9 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
 
 def time_iterations(target: Model, prompts: list[list[int]], count: int, **options: Unpack[Options]) -> Times:
     """Seconds of prefill and of `count` iterations, as `generate` spends them; no stop token ends them early."""
-    lookahead = options.get("lookahead", Settings.lookahead) if options.get("draft") else 0
-    options |= {"max_new_tokens": 1 + (count + 1) * (lookahead + 1), "stop_tokens": ()}
-    run = _Run(target, prompts, Settings(**options))
+    settings = Settings(**options)
+    longest = settings.longest_lookahead if settings.draft else 0
+    run = _Run(target, prompts, replace(settings, max_new_tokens=1 + (count + 1) * (longest + 1), stop_tokens=()))
     steps = run.iterations()
     for _ in range(1 + count):
         next(steps)
@@ -215,6 +225,7 @@ class _Run:
             encoded,
             limits,
             draft_context=draft.shape.context if draft else None,
+            pace=Pace() if draft and settings.lookahead == "auto" else None,
         )
 
     def iterations(self) -> Iterator[None]:
@@ -307,4 +318,4 @@ def _drafter(target: Model, settings: Settings) -> Drafter:
     check_vocabulary(target, draft).require()
     if draft.device != target.device:
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
-    return ModelDrafter(draft.decoder, settings.lookahead, settings.sampling, target.shape.vocab)
+    return ModelDrafter(draft.decoder, settings.longest_lookahead, settings.sampling, target.shape.vocab)

@@ -39,12 +39,14 @@ class State:
         return min(-(-needed // SPAN_STEP) * SPAN_STEP, self.tokens.shape[1])
 
     def steps(self, start: int, stop: int) -> Tensor:
-        """The numbers from `start` >= -2 to before `stop` <= lookahead + 1."""
+        """The numbers from `start` to before `stop` <= lookahead + 1; from -2 on they are made already."""
+        if start < -2:
+            return torch.arange(start, stop, device=self.tokens.device)
         return self._steps[start + 2 : stop + 2]
 
     def tail(self, count: int) -> tuple[Tensor, Tensor]:
         """The last `count` committed tokens [B, count] and their positions."""
-        positions = self.length[:, None] + self.steps(-count, 0)
+        positions = (self.length[:, None] + self.steps(-count, 0)).clamp(min=0)  # a row that has ended may be shorter
         return self.tokens.gather(1, positions), positions
 
     def commit(self, verdict: Verdict) -> None:
