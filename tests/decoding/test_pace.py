@@ -88,7 +88,7 @@ def test_a_draft_that_did_not_read_what_it_missed_would_be_noticed(
     from shallowdraft.decoding.drafters import ModelDrafter
     from shallowdraft.models.synthetic import random_decoder
 
-    model = sd.Model("same", random_decoder(parse("2x32/2h/48", vocab=64), seed=3, scale=1.5).pack())
+    model = sd.Model("same", random_decoder(parse("4x64/4h/96", vocab=64), seed=3, scale=1.5).pack())
     monkeypatch.setattr("shallowdraft.decoding.generation.Pace", Random)
     same = sd.generate(model, [1, 2, 3], draft=model, lookahead="auto", max_new_tokens=120)
     assert set(same.accepted_by_iteration[:-1]) <= {0, 1, 2, 5, 8}  # its own draft: all that it proposes is accepted
