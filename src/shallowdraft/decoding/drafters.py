@@ -59,19 +59,20 @@ class ModelDrafter:
     def propose(self, state: State, uniforms: Tensor) -> Proposal:
         # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
         tokens, positions = state.tail(2 + self.missed)
+        steps = uniforms.shape[1]
+        if self.sampling.greedy:
+            proposed, best = self.decoder.decode(tokens, positions, self.cache, state.span, steps, self._vocab)
+            return Proposal(proposed, None, best.isfinite().all(1))
         drafted, largest, laws = [], [], []
-        for step in range(uniforms.shape[1]):
+        for step in range(steps):
             hidden = self.decoder(tokens, positions, self.cache, state.span)
             logits = self._in_target_vocabulary(self.decoder.head(hidden[:, -1]))
-            best, token = logits.max(-1)
-            if not self.sampling.greedy:
-                laws.append(probabilities(logits, self.sampling))
-                token = draw(laws[-1], uniforms[:, step])
-            drafted.append(token)
-            largest.append(best)
-            tokens, positions = token[:, None], positions[:, -1:] + 1
+            laws.append(probabilities(logits, self.sampling))
+            drafted.append(draw(laws[-1], uniforms[:, step]))
+            largest.append(logits.amax(-1))
+            tokens, positions = drafted[-1][:, None], positions[:, -1:] + 1
         sound = torch.stack(largest, 1).isfinite().all(1)
-        return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1) if laws else None, sound)
+        return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1), sound)
 
     def _in_target_vocabulary(self, logits: Tensor) -> Tensor:
         """Cut or pad logits [B, V'] to the target's vocabulary; ids that either lacks are never proposed."""

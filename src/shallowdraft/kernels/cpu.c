@@ -302,39 +302,102 @@ static void norm_rows(const Norm *norm, const float *x, float *y, int64_t rows, 
     for (int64_t r = from; r < to; r++) normalise(norm, x + r * width, y + r * width, width, eps);
 }
 
-/* Run x [R, C] through all layers in place; `cache` is [L, 2, B, G, S, D]; `scratch` holds R * (C + qkv + H * D + ffn)
- * floats and then QUERIES * (S + 16) for each thread. */
-void forward(const Model *m, float *x, const int64_t *positions, int64_t batch, int64_t tokens, float *cache,
-             int64_t slots, const float *cosine, const float *sine, float *scratch, int64_t threads) {
+/* All layers, by every thread of a parallel region; x [R, C] must be there. `cache` is [L, 2, B, G, S, D]; `scratch`
+ * holds R * (C + qkv + H * D + ffn) floats and then QUERIES * (S + 16) for each thread. */
+static void layers(const Model *m, float *x, const int64_t *positions, int64_t batch, int64_t tokens, float *cache,
+                   int64_t slots, const float *cosine, const float *sine, float *scratch) {
     const int64_t R = batch * tokens, C = m->d_model, D = m->head_dim;
     const int64_t plane = batch * m->kv_heads * slots * D;
     float *h = scratch, *qkv = h + R * C, *mixed = qkv + R * (m->heads + 2 * m->kv_heads) * D;
     float *ffn = mixed + R * m->heads * D, *scores = ffn + R * m->ffn;
+    float *own = scores + omp_get_thread_num() * QUERIES * (slots + LANES);
+    for (int64_t index = 0; index < m->layers; index++) {
+        const Layer *l = m->layer + index;
+        float *keys = cache + 2 * index * plane, *values = keys + plane;
+        if (!m->post_norm) norm_rows(&l->attn_norm, x, h, R, C, m->eps);
+#pragma omp barrier
+        multiply(&l->qkv, m->post_norm ? x : h, R, qkv, STORE, 0);
+#pragma omp barrier
+        place(m, l, qkv, positions, batch, tokens, keys, values, slots, cosine, sine);
+#pragma omp barrier
+        mix(m, l, qkv, positions, batch, tokens, keys, values, slots, mixed, own);
+#pragma omp barrier
+        multiply(&l->out, mixed, R, x, ADD, 0);
+#pragma omp barrier
+        norm_rows(m->post_norm ? &l->attn_norm : &l->ffn_norm, x, m->post_norm ? x : h, R, C, m->eps);
+#pragma omp barrier
+        multiply(&l->up, m->post_norm ? x : h, R, ffn, m->gated ? GATE : ACTIVATE, m->activation);
+#pragma omp barrier
+        multiply(&l->down, ffn, R, x, ADD, 0);
+#pragma omp barrier
+        if (m->post_norm) norm_rows(&l->ffn_norm, x, x, R, C, m->eps);
+    }
+    if (m->final.weight) norm_rows(&m->final, x, x, R, C, m->eps);
+}
+
+/* Run x [R, C] through all layers in place. */
+void forward(const Model *m, float *x, const int64_t *positions, int64_t batch, int64_t tokens, float *cache,
+             int64_t slots, const float *cosine, const float *sine, float *scratch, int64_t threads) {
+#pragma omp parallel num_threads(threads)
+    layers(m, x, positions, batch, tokens, cache, slots, cosine, sine, scratch);
+}
+
+/* Decode `steps` tokens greedily after tokens [B, T] at positions [B, T], which end one before the first new one: into
+ * drafted [B, steps], with the logit of each in largest [B, steps], NaN where there was one. Of the head's outputs the
+ * first `vocab` count; `known` is the embedding's number of rows. `x` holds B * (T * C + T + C + outputs) floats and
+ * then 2 * B for each thread. */
+void decode(const Model *m, const float *embedding, int64_t known, const Product *head, int64_t vocab,
+            const int64_t *tokens, const int64_t *positions, int64_t batch, int64_t count, int64_t steps,
+            int64_t *drafted, float *largest, float *cache, int64_t slots, const float *cosine, const float *sine,
+            float *x, int64_t *place_of, float *scratch, int64_t threads) {
+    const int64_t C = m->d_model;
+    float *last = x + batch * count * C, *logits = last + batch * C, *best = logits + batch * head->outputs;
+    int64_t *chosen = place_of + batch * count; /* [threads, B] */
 #pragma omp parallel num_threads(threads)
     {
-        float *own = scores + omp_get_thread_num() * QUERIES * (slots + LANES);
-        for (int64_t index = 0; index < m->layers; index++) {
-            const Layer *l = m->layer + index;
-            float *keys = cache + 2 * index * plane, *values = keys + plane;
-            if (!m->post_norm) norm_rows(&l->attn_norm, x, h, R, C, m->eps);
+        int64_t me = omp_get_thread_num(), all = omp_get_num_threads(), from, to, first, end;
+        share((head->outputs + PANEL - 1) / PANEL, &first, &end);
+        first *= PANEL;
+        end = end * PANEL < vocab ? end * PANEL : vocab;
+        for (int64_t step = 0; step < steps; step++) {
+            const int64_t T = step ? 1 : count;
+            share(batch * T, &from, &to);
+            for (int64_t r = from; r < to; r++) {
+                int64_t token = step ? drafted[r * steps + step - 1] : tokens[r];
+                token = token < known ? token : known - 1;
+                memcpy(x + r * C, embedding + token * C, C * sizeof(float));
+                place_of[r] = step ? positions[r * count + count - 1] + step : positions[r];
+            }
 #pragma omp barrier
-            multiply(&l->qkv, m->post_norm ? x : h, R, qkv, STORE, 0);
+            layers(m, x, place_of, batch, T, cache, slots, cosine, sine, scratch);
 #pragma omp barrier
-            place(m, l, qkv, positions, batch, tokens, keys, values, slots, cosine, sine);
+            share(batch, &from, &to);
+            for (int64_t b = from; b < to; b++) memcpy(last + b * C, x + (b * T + T - 1) * C, C * sizeof(float));
 #pragma omp barrier
-            mix(m, l, qkv, positions, batch, tokens, keys, values, slots, mixed, own);
+            multiply(head, last, batch, logits, STORE, 0);
+            for (int64_t b = 0; b < batch; b++) { /* its own share of the logits, still in its cache */
+                float most = -INFINITY;
+                int64_t at = first;
+                const float *row = logits + b * head->outputs;
+                for (int64_t i = first; i < end; i++)
+                    if (!(row[i] <= most)) {
+                        most = row[i], at = i;
+                        if (most != most) break;
+                    }
+                best[me * batch + b] = most, chosen[me * batch + b] = at;
+            }
 #pragma omp barrier
-            multiply(&l->out, mixed, R, x, ADD, 0);
+            share(batch, &from, &to);
+            for (int64_t b = from; b < to; b++) {
+                int64_t winner = 0;
+                for (int64_t other = 1; other < all; other++)
+                    if (!(best[other * batch + b] <= best[winner * batch + b]) && best[winner * batch + b] == best[winner * batch + b])
+                        winner = other;
+                drafted[b * steps + step] = chosen[winner * batch + b];
+                largest[b * steps + step] = best[winner * batch + b];
+            }
 #pragma omp barrier
-            norm_rows(m->post_norm ? &l->attn_norm : &l->ffn_norm, x, m->post_norm ? x : h, R, C, m->eps);
-#pragma omp barrier
-            multiply(&l->up, m->post_norm ? x : h, R, ffn, m->gated ? GATE : ACTIVATE, m->activation);
-#pragma omp barrier
-            multiply(&l->down, ffn, R, x, ADD, 0);
-#pragma omp barrier
-            if (m->post_norm) norm_rows(&l->ffn_norm, x, x, R, C, m->eps);
         }
-        if (m->final.weight) norm_rows(&m->final, x, x, R, C, m->eps);
     }
 }
 

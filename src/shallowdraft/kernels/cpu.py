@@ -78,7 +78,12 @@ def library() -> ctypes.CDLL | None:
         POINTER(Model), pointer, pointer, number, number, pointer, number, pointer, pointer, pointer, number,
     )  # fmt: skip
     loaded.product.argtypes = (POINTER(Product), pointer, number, pointer, number)
-    loaded.forward.restype = loaded.product.restype = None
+    loaded.decode.argtypes = (
+        POINTER(Model), pointer, number, POINTER(Product), number,
+        pointer, pointer, number, number, number, pointer, pointer,
+        pointer, number, pointer, pointer, pointer, pointer, pointer, number,
+    )  # fmt: skip
+    loaded.forward.restype = loaded.product.restype = loaded.decode.restype = None
     return loaded
 
 

@@ -84,6 +84,24 @@ class Decoder(nn.Module):
         """Every block and the final norm; the reference of the C kernel, and what runs on a GPU."""
         return self._through(x, CachedAttention(self.shape, positions, cache, span))
 
+    def decode(
+        self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, steps: int, vocab: int
+    ) -> tuple[Tensor, Tensor]:
+        """Continue tokens [B, T] greedily, of the first `vocab` ids -> (new ones [B, steps], the logit of each)."""
+        plain = self.positions is None and self.project_in is None
+        if self.native is not None and plain:
+            weight = self.embed.weight.detach()
+            vocab = min(vocab, self.shape.vocab)
+            return self.native.decode(weight, self.head.product(), vocab, tokens, positions, cache, steps)
+        found, largest = [], []
+        for _ in range(steps):
+            hidden = self(tokens, positions, cache, span)
+            best, token = self.head(hidden[:, -1])[:, :vocab].max(-1)
+            found.append(token)
+            largest.append(best)
+            tokens, positions = token[:, None], positions[:, -1:] + 1
+        return torch.stack(found, 1), torch.stack(largest, 1)
+
     def read(self, tokens: Tensor) -> Tensor:
         """Whole texts [B, T] without a cache -> hidden [B, T, C]: for training and teacher-forced scoring."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)

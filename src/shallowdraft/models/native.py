@@ -39,23 +39,71 @@ class NativeLayers:
         rows, tokens, _ = x.shape
         x, positions = x.contiguous(), positions.contiguous()
         threads = torch.get_num_threads()
-        room = rows * tokens * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.LANES)
-        scratch = x.new_empty(room)
-        cos, sin = (None, None) if cache.rope is None else (table.data_ptr() for table in cache.rope)
+        scratch = self._scratch(rows * tokens, cache, threads)
         library.forward(
             ctypes.byref(self._model),
             x.data_ptr(),
             positions.data_ptr(),
             rows,
             tokens,
-            cache.kv.data_ptr(),
-            cache.slots,
-            cos,
-            sin,
+            *_addresses(cache),
             scratch.data_ptr(),
             threads,
         )
         return x
+
+    def decode(
+        self,
+        embedding: Tensor,
+        head: cpu.Product,
+        vocab: int,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        steps: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Continue tokens [B, T] greedily -> (new tokens [B, steps], the logit of each), all steps in one call.
+
+        The first `vocab` outputs of the head count.
+        """
+        library = cpu.library()
+        assert library is not None
+        (rows, count), width = tokens.shape, embedding.shape[1]
+        tokens, positions = tokens.contiguous(), positions.contiguous()
+        threads = torch.get_num_threads()
+        drafted, largest = tokens.new_empty(rows, steps), embedding.new_empty(rows, steps)
+        floats = embedding.new_empty(rows * (count * width + width + head.outputs) + threads * rows)
+        places = tokens.new_empty(rows * count + threads * rows)
+        scratch = self._scratch(rows * count, cache, threads)
+        library.decode(
+            ctypes.byref(self._model),
+            embedding.data_ptr(),
+            len(embedding),
+            ctypes.byref(head),
+            vocab,
+            tokens.data_ptr(),
+            positions.data_ptr(),
+            rows,
+            count,
+            steps,
+            drafted.data_ptr(),
+            largest.data_ptr(),
+            *_addresses(cache),
+            floats.data_ptr(),
+            places.data_ptr(),
+            scratch.data_ptr(),
+            threads,
+        )
+        return drafted, largest
+
+    def _scratch(self, rows: int, cache: KVCache, threads: int) -> Tensor:
+        return torch.empty(rows * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.LANES))
+
+
+def _addresses(cache: KVCache) -> tuple[int, int, int | None, int | None]:
+    """Keys and values, how many slots, cosines and sines, as the kernel takes them."""
+    cos, sin = (None, None) if cache.rope is None else (table.data_ptr() for table in cache.rope)
+    return cache.kv.data_ptr(), cache.slots, cos, sin
 
 
 def _layer(block: nn.Module, window: int | None) -> cpu.Layer:
