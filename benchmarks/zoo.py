@@ -28,7 +28,7 @@ Way = tuple[str, int]
 def measure(given: argparse.Namespace) -> dict[Way, list[sd.Statistics]]:
     """Statistics of every way on every prompt."""
     target = sd.load("zoo:target", device="cpu")
-    drafts = {name: sd.load(f"zoo:{name}", device="cpu") for name in given.drafts}
+    drafts = {name: sd.load_draft(f"zoo:{name}", given.draft_dtype, "cpu") for name in given.drafts}
     ways: list[Way] = [("", 0), *((name, lookahead) for name in drafts for lookahead in given.lookaheads)]
     found: dict[Way, list[sd.Statistics]] = {way: [] for way in ways}
     for number, prompt in enumerate(load_prompts("zoo")):
@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--lookaheads", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--draft-dtype", help="float32 or int8; default: what load_draft takes")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     found = measure(given)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shallowdraft.decoding.generation import Generation, Piece, Stream, generate, stream
     from shallowdraft.decoding.statistics import Statistics, total
     from shallowdraft.errors import ShallowdraftError
-    from shallowdraft.models.model import Model, check_vocabulary, load
+    from shallowdraft.models.model import Model, check_vocabulary, load, load_draft
     from shallowdraft.shapes import ModelShape
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ _HOMES = {
     "check_vocabulary": "models.model",
     "generate": "decoding.generation",
     "load": "models.model",
+    "load_draft": "models.model",
     "stream": "decoding.generation",
     "total": "decoding.statistics",
 }
@@ -43,6 +44,7 @@ __all__ = [
     "check_vocabulary",
     "generate",
     "load",
+    "load_draft",
     "stream",
     "total",
 ]

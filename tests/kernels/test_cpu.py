@@ -37,6 +37,114 @@ def test_products(outputs: int, inputs: int, rows: int, bias: bool):
     torch.testing.assert_close(layer(x.t().contiguous().t()), expected, rtol=1e-5, atol=1e-5)
 
 
+@needs_kernel
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    outputs=st.integers(1, 60).map(lambda n: 2 * n),
+    inputs=st.integers(1, 90),
+    rows=st.integers(1, 20),
+    bias=st.booleans(),
+    gated=st.booleans(),
+)
+def test_products_of_8_bit_weights(outputs: int, inputs: int, rows: int, bias: bool, gated: bool):
+    layer = Projection(outputs, inputs, bias=bias, gated=gated).requires_grad_(False)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    exact, x = layer.weight.clone(), torch.randn(rows, inputs)
+    layer.pack("bytes")
+    rounded = layer.dense_weight()
+    assert layer.weight.dtype == torch.int8
+    assert ((rounded - exact).abs() <= 0.51 * exact.abs().amax(1, keepdim=True) / 127).all()
+    if not gated:  # a gated product exists only inside a layer
+        expected = torch.nn.functional.linear(x, rounded, layer.dense_bias())
+        torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-4)
+
+
+@needs_kernel
+def test_a_checkpoint_of_8_bit_weights_is_what_it_was():
+    """Rounded once, rounding again gives the same integers."""
+    layer = Projection(64, 48, bias=False).requires_grad_(False)
+    torch.nn.init.normal_(layer.weight)
+    layer.pack("bytes")
+    again = Projection(64, 48, bias=False).requires_grad_(False)
+    again.weight.copy_(layer.dense_weight())
+    again.pack("bytes")
+    assert torch.equal(again.weight, layer.weight)
+
+
+@needs_kernel
+@pytest.mark.parametrize("packing", ["panels", "bytes"])
+@pytest.mark.parametrize("kind", ["llama", "llama3-rope", "mistral-window", "qwen2", "qwen3-tied", "opt"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_greedy_decoding_in_one_call(folder, kind: str, packing: str, count: int):
+    """The same tokens as one pass after the other, for rows of different lengths and a cut vocabulary."""
+    decoder = load_decoder(folder(kind), dtype=torch.float32, device=CPU).pack(packing)
+    tokens = torch.randint(97, (3, 20), generator=torch.Generator().manual_seed(count))
+    lengths = torch.tensor([[20], [13], [7]])
+    for vocab in (97, 60, 200):
+        found = []
+        for steps in (6, 1):  # one call of six; six calls of one
+            cache = decoder.new_cache(3, 40)
+            decoder(tokens, torch.arange(20).expand(3, -1), cache, 20)
+            at = lengths - count + torch.arange(count)
+            given, made, logits = tokens.gather(1, at), [], []
+            for _ in range(6 // steps):
+                ids, largest = decoder.decode(given, at, cache, 40, steps, vocab)
+                made.append(ids)
+                logits.append(largest)
+                given, at = ids[:, -1:], at[:, -1:] + steps
+            found.append((torch.cat(made, 1), torch.cat(logits, 1)))
+        cache = decoder.new_cache(3, 40)
+        decoder(tokens, torch.arange(20).expand(3, -1), cache, 20)
+        at = lengths - count + torch.arange(count)
+        expected = reference(decoder, tokens.gather(1, at), at, cache, 6, vocab)
+        for ids, largest in found:
+            assert torch.equal(ids, expected[0])
+            torch.testing.assert_close(largest, expected[1])
+            assert ids.max() < min(vocab, 97)
+
+
+def reference(decoder, tokens, positions, cache, steps, vocab):
+    made, logits = [], []
+    for _ in range(steps):
+        best, token = decoder.head(decoder(tokens, positions, cache, 40)[:, -1])[:, :vocab].max(-1)
+        made.append(token)
+        logits.append(best)
+        tokens, positions = token[:, None], positions[:, -1:] + 1
+    return torch.stack(made, 1), torch.stack(logits, 1)
+
+
+@needs_kernel
+def test_nan_is_not_hidden(folder):
+    decoder = load_decoder(folder("llama"), dtype=torch.float32, device=CPU)
+    decoder.head.weight.data[70] = float("nan")
+    decoder.pack("panels")
+    cache = decoder.new_cache(1, 16)
+    _, largest = decoder.decode(torch.tensor([[3, 4]]), torch.tensor([[0, 1]]), cache, 16, 2, 97)
+    assert largest.isnan().all()
+    cache = decoder.new_cache(1, 16)
+    _, largest = decoder.decode(torch.tensor([[3, 4]]), torch.tensor([[0, 1]]), cache, 16, 2, 60)
+    assert largest.isfinite().all()
+
+
+@needs_kernel
+def test_drafts_run_in_8_bits_and_change_nothing(folder):
+    target, exact, draft = sd.load(folder("llama")), sd.load(folder("llama")), sd.load_draft(folder("llama"))
+    assert draft.decoder.packing == "bytes"
+    plain = sd.generate(target, [1, 2, 3], max_new_tokens=60)
+    for one in (exact, draft):
+        run = sd.generate(target, [1, 2, 3], draft=one, lookahead=4, max_new_tokens=60)
+        assert run.token_ids == plain.token_ids
+    assert run.stats.acceptance_rate > 0.8  # its own weights, rounded
+
+
+def test_8_bits_need_the_kernel(folder, monkeypatch):
+    monkeypatch.setattr("shallowdraft.models.model.best_packing", lambda *_: "onednn")
+    with pytest.raises(OptionError, match="int8 needs a CPU, gcc"):
+        sd.load(folder("llama"), dtype="int8")
+    assert sd.load_draft(folder("llama")).decoder.packing != "bytes"
+
+
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
     """A machine that has not built the kernel yet."""

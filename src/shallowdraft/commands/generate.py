@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand, Name, Number
+from shallowdraft.commands.options import DraftCommand, Name, Number
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(ModelCommand):
+class Generate(DraftCommand):
     """Decode a prompt with a target and, if given, a draft: the same output, sooner.
 
     On a terminal the text streams in two colours: accepted draft tokens in green, the target's own plain.
@@ -72,7 +72,7 @@ class Generate(ModelCommand):
         Settings(**options)  # a wrong option is found before a model is loaded
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft is not None:
-            options["draft"] = sd.load(self.draft, self.dtype, self.device)
+            options["draft"] = self.load_draft(self.draft)
         stats: list[Statistics] = []
         results = []
         for prompt in several or [Prompt("", "", self.prompt or "")]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand, Name, Number, Rate
+from shallowdraft.commands.options import DraftCommand, Name, Number, Rate
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ WIDTH = 110  # of the table where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(ModelCommand):
+class Predict(DraftCommand):
     """Throughput, best lookahead and a verdict, from what `replay` and `profile` know, or from numbers you type in.
 
     shallowdraft predict --trace trace.jsonl --profile profile.jsonl
@@ -84,7 +84,6 @@ class Predict(ModelCommand):
         return Prediction(self.lookahead, tar, times, Iteration(0.0, plain_ms / 1e3).total_s)
 
     def _measured(self) -> "list[tuple[str, Prediction]]":
-        import shallowdraft as sd
         from shallowdraft import cost
         from shallowdraft.profiling.latency import read_profile, require_machine
         from shallowdraft.replay.acceptance import replay
@@ -96,7 +95,7 @@ class Predict(ModelCommand):
         trace, profile = read_trace(Path(self.trace)), read_profile(Path(self.profile))
         found = []
         for name in self.draft or profile.drafts:
-            draft = sd.load(name, self.dtype, self.device)
+            draft = self.load_draft(name)
             require_machine(profile, draft.device)
             tars = replay(draft, trace).tar()
             context = trace.mean_context

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shallowdraft.commands.options import ModelCommand
+from shallowdraft.commands.options import DraftCommand
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ WIDTH = 110  # of the table where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(ModelCommand):
+class Profile(DraftCommand):
     """Time a target and drafts on this machine: iterations by draft, lookahead, context and batch size.
 
     Each sample stands beside one of plain decoding, so that a machine that others use too does not blur the ratio.
@@ -47,7 +47,7 @@ class Profile(ModelCommand):
             raise OptionError("--draft, --lookaheads, --contexts, --batches and --rounds: at least one each, from 1 up")
         self.set_threads()
         target = sd.load(self.target, self.dtype, self.device)
-        drafts = {name: sd.load(name, self.dtype, self.device) for name in self.draft}
+        drafts = {name: self.load_draft(name) for name in self.draft}
         wanted = points(self.draft, self.lookaheads, self.contexts, self.batches)
         follow("profiling", measure(target, drafts, wanted, Path(self.out), self.rounds), self.rounds * len(wanted))
         _show(read_profile(Path(self.out)), self.contexts, self.batches)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand
+from shallowdraft.commands.options import DraftCommand
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(ModelCommand):
+class Replay(DraftCommand):
     """Run each draft once over a trace: tokens an iteration (TAR) at every lookahead from 1 to 32, with 95 % intervals.
 
     Under greedy decoding these are the live engine's counts, token for token; under sampling their expectation.
@@ -34,7 +34,6 @@ class Replay(ModelCommand):
     """Print {"drafts": [{"name", "tar", "tar_interval", "acceptance_by_position", "sets", "prompts"}, …]}."""
 
     def run(self) -> int:
-        import shallowdraft as sd
         from shallowdraft.errors import ShallowdraftError
         from shallowdraft.replay.acceptance import replay
         from shallowdraft.replay.traces import read_trace
@@ -46,7 +45,7 @@ class Replay(ModelCommand):
         found, failed = [], 0
         for name in self.draft:
             try:
-                found.append(replay(sd.load(name, self.dtype, self.device), trace))
+                found.append(replay(self.load_draft(name), trace))
             except ShallowdraftError as error:
                 if len(self.draft) == 1:
                     raise

@@ -1,4 +1,5 @@
-/* A decoder's forward pass over a few tokens on a CPU, in float32: one call instead of forty operations a layer.
+/* A decoder's forward pass over a few tokens on a CPU, in float32: one call instead of forty operations a layer. Weights
+ * may be 8-bit integers with a scale for each output; they are widened on their way into the registers.
  *
  * For few tokens a pass is bound by reading the weights; whatever else it does must not stand in the way. So all layers
  * run inside one parallel region, threads meet at barriers, and every product reads its weight once, front to back, as
@@ -11,6 +12,9 @@
 #include <omp.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 /* LANES (floats in a vector, 16) and QUERIES (of a head that share one reading of its keys, 6) come from cpu.py. */
 #define PANEL (2 * LANES)
@@ -23,12 +27,14 @@
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 enum { SILU, RELU, GELU, GELU_TANH };
 enum { STORE, ADD, ACTIVATE, GATE };
 
 typedef struct {
-    const float *weight, *bias; /* bias may be NULL */
+    const void *weight;        /* float, or int8_t where there are scales */
+    const float *scale, *bias; /* of each output; may be NULL */
     int64_t outputs, inputs;
 } Product;
 
@@ -122,17 +128,35 @@ static inline void put(float *y, vec value, int64_t count) {
     else for (int64_t i = 0; i < count; i++) y[i] = value[i];
 }
 
-/* `rows` rows times one panel. `rows` is a constant wherever this is inlined, so the accumulators live in registers. */
-static inline __attribute__((always_inline)) void tile(int rows, const Product *m, int64_t panel, const float *x,
-                                                       float *y, int64_t stride, int mode, int64_t activation) {
-    const float *w = m->weight + panel * m->inputs * PANEL;
+/* A vector of weights, from memory. */
+static inline __attribute__((always_inline)) vec widen(const void *weight, int64_t at, int bytes) {
+    if (!bytes) return *(const vec *)((const float *)weight + at);
+    const int8_t *from = (const int8_t *)weight + at;
+#if defined(__AVX512F__) /* gcc widens byte by byte if it is asked in its own vector language */
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    union { vec whole; __m256 halves[2]; } wide;
+    for (int half = 0; half < 2; half++)
+        wide.halves[half] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + 8 * half))));
+    return wide.whole;
+#else
+    return __builtin_convertvector(*(const bvec *)from, vec);
+#endif
+}
+
+/* `rows` rows times one panel. `rows` and `bytes` are constants wherever this is inlined, so the accumulators live in
+ * registers. */
+static inline __attribute__((always_inline)) void tile(int rows, int bytes, const Product *m, int64_t panel,
+                                                       const float *x, float *y, int64_t stride, int mode,
+                                                       int64_t activation) {
+    const int64_t begin = panel * m->inputs * PANEL;
     vec acc[TILE][2];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
         for (int half = 0; half < 2; half++)
-            acc[r][half] = m->bias ? *(const vec *)(m->bias + panel * PANEL + half * LANES) : (vec){0};
-    for (int64_t k = 0; k < m->inputs; k++, w += PANEL) {
-        vec left = *(const vec *)w, right = *(const vec *)(w + LANES);
+            acc[r][half] = m->bias && !bytes ? *(const vec *)(m->bias + panel * PANEL + half * LANES) : (vec){0};
+    for (int64_t k = 0; k < m->inputs; k++) {
+        vec left = widen(m->weight, begin + k * PANEL, bytes), right = widen(m->weight, begin + k * PANEL + LANES, bytes);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             float value = x[r * m->inputs + k];
@@ -140,6 +164,12 @@ static inline __attribute__((always_inline)) void tile(int rows, const Product *
             acc[r][1] += right * value;
         }
     }
+#pragma GCC unroll 8
+    for (int r = 0; bytes && r < rows; r++)
+        for (int half = 0; half < 2; half++) {
+            acc[r][half] *= *(const vec *)(m->scale + panel * PANEL + half * LANES);
+            if (m->bias) acc[r][half] += *(const vec *)(m->bias + panel * PANEL + half * LANES);
+        }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         if (mode == GATE) { /* a panel holds 16 gates and the 16 values they gate */
@@ -169,7 +199,11 @@ static void multiply(const Product *m, const float *x, int64_t rows, float *y, i
         for (int64_t r = 0; r < rows; r += TILE) {
             const float *xr = x + r * m->inputs;
             float *yr = y + r * stride;
-#define CASE(n) case n: tile(n, m, panel, xr, yr, stride, mode, activation); break;
+#define CASE(n) \
+    case n: \
+        if (m->scale) tile(n, 1, m, panel, xr, yr, stride, mode, activation); \
+        else tile(n, 0, m, panel, xr, yr, stride, mode, activation); \
+        break;
             switch (rows - r < TILE ? rows - r : TILE) {
                 CASE(1) CASE(2) CASE(3)
 #if TILE == 8

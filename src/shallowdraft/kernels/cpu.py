@@ -25,7 +25,10 @@ _FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shar
 class Product(Structure):
     """A packed weight; see models/projection.py for its layout."""
 
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs")),
+    )
 
 
 class Norm(Structure):

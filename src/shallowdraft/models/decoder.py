@@ -141,7 +141,7 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Projection):
                 module.pack(packing)
-        if packing == "panels":
+        if packing in ("panels", "bytes"):
             assert self.shape.head_dim % cpu.LANES == 0
             self.native = native.NativeLayers(self.shape, self.blocks, self.norm)
         self.packing = packing

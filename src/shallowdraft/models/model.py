@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from shallowdraft.errors import OptionError, PromptError, VocabularyError
-from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, save_decoder
+from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.projection import best_packing
 from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, vocabulary_of
 from shallowdraft.shapes import ModelShape
 
@@ -92,13 +93,31 @@ def load(
 ) -> Model:
     """Load a local folder or a hub id. By default float32 on a CPU and bfloat16 on CUDA, CUDA where there is one.
 
-    On a CPU weights are packed for decoding; `trainable` leaves them as they are.
+    On a CPU weights are packed for decoding; `trainable` leaves them as they are. There "int8" rounds them to 8 bits
+    with a scale for each output; everything else stays float32.
     """
     where = resolve_device(device)
     folder = find_folder(path)
-    decoder = load_decoder(folder, dtype=resolve_dtype(dtype, where), device=where)
-    decoder = decoder if trainable else decoder.pack()
+    bytes_wanted = dtype == "int8"
+    decoder = load_decoder(folder, dtype=resolve_dtype("float32" if bytes_wanted else dtype, where), device=where)
+    if bytes_wanted and best_packing(decoder.shape, decoder.dtype, where) != "panels":
+        raise OptionError("int8 needs a CPU, gcc and heads whose width is a multiple of 16; use another dtype")
+    if not trainable:
+        decoder.pack("bytes" if bytes_wanted else None)
     return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder))
+
+
+def load_draft(
+    path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+) -> Model:
+    """Load a model that only proposes: its precision changes the speed, never the output.
+
+    By default int8 on a CPU whose kernel takes it, elsewhere what `load` takes.
+    """
+    where = resolve_device(device)
+    if dtype is None and best_packing(read_shape(find_folder(path)), torch.float32, where) == "panels":
+        dtype = "int8"
+    return load(path, dtype, where)
 
 
 def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:
@@ -130,7 +149,7 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if isinstance(dtype, str):
         if dtype not in _DTYPES:
-            raise OptionError(f"dtype {dtype!r} is unknown; use float32, bfloat16 or float16")
+            raise OptionError(f"dtype {dtype!r} is unknown; use float32, bfloat16, float16, or int8 on a CPU")
         return _DTYPES[dtype]
     if dtype not in _DTYPES.values():
         raise OptionError(f"dtype {dtype} is not supported; use float32, bfloat16 or float16")

@@ -97,7 +97,8 @@ class NativeLayers:
         return drafted, largest
 
     def _scratch(self, rows: int, cache: KVCache, threads: int) -> Tensor:
-        return torch.empty(rows * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.LANES))
+        floats = rows * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.LANES)
+        return torch.empty(floats, dtype=torch.float32)
 
 
 def _addresses(cache: KVCache) -> tuple[int, int, int | None, int | None]:

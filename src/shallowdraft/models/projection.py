@@ -17,7 +17,10 @@ from shallowdraft.shapes import ModelShape
 
 MIN_ROWS = 4  # oneDNN's kernels for one to three rows read memory more slowly than the one for four
 
-Packing = Literal["none", "onednn", "panels"]
+LARGEST_BYTE = 127
+
+Packing = Literal["none", "onednn", "panels", "bytes"]
+"""As it is; oneDNN's layout; ours; ours with 8-bit weights and a scale for each output."""
 
 
 class Projection(nn.Module):
@@ -28,19 +31,24 @@ class Projection(nn.Module):
         self.outputs, self.inputs, self.gated = outputs, inputs, gated
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.scale: nn.Parameter | None = None
         self.packing: Packing = "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packing == "panels":
+        if self.packing in _OURS:
             return self._in_panels(x)
         return F.linear(x, self.weight, self.bias) if self.packing == "none" else self._in_onednn(x)
 
     def pack(self, packing: Packing) -> None:
         """Repack the weight for decoding on a CPU; afterwards it cannot be trained."""
         weight = self.weight.detach()
-        if packing == "panels":
+        if packing in _OURS:
             assert weight.dtype == torch.float32
             assert weight.device.type == "cpu"
+            if packing == "bytes":
+                scale = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / LARGEST_BYTE
+                weight = (weight / scale).round().to(torch.int8)
+                self.scale = _frozen(_to_panels(scale, self.gated))
             self.bias = None if self.bias is None else _frozen(_to_panels(self.bias.detach()[:, None], self.gated))
             self.weight = _frozen(_to_panels(weight, self.gated))
             self._product = cpu.Product(*self.pointers(), self.outputs, self.inputs)
@@ -50,12 +58,13 @@ class Projection(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """The weight [outputs, inputs] as it was before packing."""
-        if self.packing == "panels":
-            return _from_panels(self.weight, self.outputs, self.gated)
+        if self.packing in _OURS:
+            weight = _from_panels(self.weight, self.outputs, self.gated)
+            return weight if self.scale is None else weight * _from_panels(self.scale, self.outputs, self.gated)
         return self.weight.to_dense() if self.packing == "onednn" else self.weight
 
     def dense_bias(self) -> Tensor | None:
-        if self.bias is None or self.packing != "panels":
+        if self.bias is None or self.packing not in _OURS:
             return self.bias
         return _from_panels(self.bias, self.outputs, self.gated).squeeze(1)
 
@@ -63,8 +72,8 @@ class Projection(nn.Module):
         """The packed weight as the C kernel takes it."""
         return self._product
 
-    def pointers(self) -> tuple[int, int | None]:
-        return self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr()
+    def pointers(self) -> tuple[int | None, ...]:
+        return tuple(None if part is None else part.data_ptr() for part in (self.weight, self.scale, self.bias))
 
     def _in_panels(self, x: Tensor) -> Tensor:
         library = cpu.library()
@@ -80,6 +89,9 @@ class Projection(nn.Module):
         padded = x if rows >= MIN_ROWS else F.pad(x.reshape(rows, -1), (0, 0, 0, MIN_ROWS - rows))
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.weight, self.bias, "none", [], "")
         return product if rows >= MIN_ROWS else product[:rows].view(*x.shape[:-1], -1)
+
+
+_OURS = ("panels", "bytes")
 
 
 def best_packing(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Packing:
