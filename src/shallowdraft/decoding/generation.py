@@ -127,15 +127,24 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
     return Stream(_Run(target, [prompt], Settings(**options), pieces=True))
 
 
-def time_iterations(target: Model, prompts: list[list[int]], count: int, **options: Unpack[Options]) -> Times:
-    """Seconds of prefill and of `count` iterations, as `generate` spends them; no stop token ends them early."""
+def time_iterations(
+    target: Model, prompts: list[list[int]], warm_up: int, count: int, **options: Unpack[Options]
+) -> Times:
+    """Seconds of `count` iterations as `generate` spends them, after some that settle the caches; no stop token ends them.
+
+    Prefill is not among them.
+    """
     settings = Settings(**options)
     longest = settings.longest_lookahead if settings.draft else 0
-    run = _Run(target, prompts, replace(settings, max_new_tokens=1 + (count + 1) * (longest + 1), stop_tokens=()))
+    most = 1 + (warm_up + count + 1) * (longest + 1)
+    run = _Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=()))
     steps = run.iterations()
-    for _ in range(1 + count):
+    for _ in range(1 + warm_up):
         next(steps)
-    return run.times()
+    before = run.times()
+    for _ in range(count):
+        next(steps)
+    return run.times() - before
 
 
 class Stream:

@@ -23,6 +23,14 @@ class Times:
             self.total_s + other.total_s,
         )
 
+    def __sub__(self, other: "Times") -> "Times":
+        return Times(
+            self.prefill_s - other.prefill_s,
+            self.draft_s - other.draft_s,
+            self.verify_s - other.verify_s,
+            self.total_s - other.total_s,
+        )
+
 
 @dataclass(frozen=True)
 class Statistics:

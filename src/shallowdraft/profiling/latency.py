@@ -20,7 +20,7 @@ from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records, processor
 
 KIND = "profile"
-COUNT = 12  # iterations of a sample
+WARM_UP, COUNT = 4, 24  # iterations before a sample, and of it
 
 
 @dataclass(frozen=True, order=True)
@@ -142,13 +142,13 @@ def sample(target: Model, drafts: Mapping[str, Model], point: Point) -> Record:
     vocab = min(target.shape.vocab, *(draft.shape.vocab for draft in drafts.values()))
     prompts = torch.randint(vocab, (point.batch, point.context), generator=draws).tolist()
     ways: tuple[Options, Options] = ({}, {"draft": drafts[point.draft], "lookahead": point.lookahead})
-    plain, speculative = (time_iterations(target, prompts, COUNT, **way) for way in ways)
-    decode_s = speculative.total_s - speculative.prefill_s
+    plain, speculative = (time_iterations(target, prompts, WARM_UP, COUNT, **way) for way in ways)
+    rest_s = max(0.0, speculative.total_s - speculative.draft_s - speculative.verify_s)
     return {
-        "plain_s": (plain.total_s - plain.prefill_s) / COUNT,
+        "plain_s": plain.total_s / COUNT,
         "draft_s": speculative.draft_s / COUNT,
         "target_s": speculative.verify_s / COUNT,
-        "rest_s": max(0.0, decode_s - speculative.draft_s - speculative.verify_s) / COUNT,
+        "rest_s": rest_s / COUNT,
     }
 
 
