@@ -73,7 +73,7 @@ def test_dtypes(copy: Path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"dtype": "int8"}, "'int8'"), ({"device": "tpu"}, "'tpu'"), ({"device": "cuda:7"}, "0 CUDA")]
+    ("options", "said"), [({"dtype": "int4"}, "'int4'"), ({"device": "tpu"}, "'tpu'"), ({"device": "cuda:7"}, "0 CUDA")]
 )
 def test_unknown_dtypes_and_devices(copy: Path, options: dict[str, str], said: str):
     with pytest.raises(OptionError, match=said):

@@ -57,14 +57,14 @@ def child_shape(parent: ModelShape, wanted: ModelShape) -> ModelShape:
 
 
 def layer_candidates(importance: Importance, keep: int) -> list[tuple[int, ...]]:
-    """Sets of layers worth trying: spread over the interior, the middle, both ends, those that change most."""
+    """Sets of layers worth trying: the first, spread over all, the middle, both ends, those that change most."""
     layers = len(importance.layers)
     spread = [round((index + 0.5) * layers / keep - 0.5) for index in range(keep)]
     early = [int((index + 0.25) * layers / keep) for index in range(keep)]
     start = (layers - keep) // 2
     ends = [*range((keep + 1) // 2), *range(layers - keep // 2, layers)]
     busiest = importance.layers.topk(keep).indices.tolist()
-    found = (spread, early, list(range(start, start + keep)), ends, busiest)
+    found = (list(range(keep)), spread, early, list(range(start, start + keep)), ends, busiest)
     return list(dict.fromkeys(tuple(sorted(one)) for one in found if len(set(one)) == keep))
 
 

@@ -130,9 +130,9 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
 def time_iterations(
     target: Model, prompts: list[list[int]], warm_up: int, count: int, **options: Unpack[Options]
 ) -> Times:
-    """Seconds of `count` iterations as `generate` spends them, after some that settle the caches; no stop token ends them.
+    """Seconds of `count` iterations as `generate` spends them, after some that settle the caches.
 
-    Prefill is not among them.
+    Prefill is not among them, and no stop token ends them.
     """
     settings = Settings(**options)
     longest = settings.longest_lookahead if settings.draft else 0
