@@ -24,13 +24,15 @@ from shallowdraft.commands.profile import Profile
 from shallowdraft.commands.prune import Prune
 from shallowdraft.commands.record import Record
 from shallowdraft.commands.replay import Replay
+from shallowdraft.commands.study import Study
 from shallowdraft.commands.zoo import Zoo
 from shallowdraft.errors import ShallowdraftError
 
 SPINS = "30000"  # about 50 us, then a waiting thread sleeps
 
 Verb = (
-    Annotated[Generate, subcommand("generate")]
+    Annotated[Study, subcommand("study")]
+    | Annotated[Generate, subcommand("generate")]
     | Annotated[Inspect, subcommand("inspect")]
     | Annotated[Record, subcommand("record")]
     | Annotated[Replay, subcommand("replay")]

@@ -15,7 +15,7 @@ def follow(name: str, done: Iterator[int], total: int) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     said_s = time.monotonic()
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(name, total=total)
             for count in done:
                 progress.update(task, completed=count)

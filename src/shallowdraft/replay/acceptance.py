@@ -82,9 +82,10 @@ class Replay:
         }
 
 
-def replay(draft: Model, trace: Trace) -> Replay:
-    """One pass over every output."""
-    trace.require_vocabulary(draft)
+def replay(draft: Model, trace: Trace, *, fits: bool = False) -> Replay:
+    """One pass over every output; `fits` says that the draft's vocabulary was checked against the target itself."""
+    if not fits:
+        trace.require_vocabulary(draft)
     context = draft.shape.context
     accepted = [
         torch.cat([torch.zeros(0), *acceptances(draft, output, trace.sampling, trace.vocabulary["size"])]).numpy()

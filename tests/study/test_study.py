@@ -1,0 +1,129 @@
+"""A study of tiny pairs through the command: the table, what is left out, what a killed run leaves behind."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from shallowdraft.cli import main
+from shallowdraft.commands.study import parse_lookaheads
+from shallowdraft.errors import OptionError
+from shallowdraft.models.synthetic import make_pair
+from shallowdraft.shapes import parse
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and a draft of it; another pair whose vocabulary is not theirs."""
+    folder = tmp_path_factory.mktemp("models")
+    make_pair(parse("3x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8).save(folder)
+    make_pair(parse("2x64/2h/96", vocab=4096), parse("1x64/2h/96", vocab=4096), 0.8).save(folder / "other")
+    lines = [{"prompt": f"Prompt {number} about {number * 7}", "id": str(number)} for number in range(8)]
+    (folder / "few.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def arguments(models: Path, out: Path, *drafts: str) -> list[str]:
+    given = ["study", "--target", str(models / "target"), "--prompts", str(models / "few.jsonl"), "--out", str(out)]
+    names = [str(models / name) for name in drafts or ("draft",)]
+    return [*given, "--drafts", *names, "--lookaheads", "1:4", "--max-new-tokens", "24", "--rounds", "1", "--json"]
+
+
+def test_it_ranks_and_says_whether_it_pays(models: Path, tmp_path: Path, capsys):
+    assert main(arguments(models, tmp_path / "run")) == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["rows"]
+    assert 1 < row["tar"] <= row["lookahead"] + 1
+    assert row["live"]["lossless"]
+    assert row["live"]["tar"] == pytest.approx(row["tar"])  # replay is what happens live
+    assert "speculation" in found["verdict"]
+    assert json.loads((tmp_path / "run" / "study.json").read_text()) == found
+    assert main(arguments(models, tmp_path / "run")[:-1]) == 0
+    table = capsys.readouterr().out
+    assert "outputs with every draft are those without" in table
+    assert "needs" in table
+
+
+def test_a_draft_that_cannot_be_used_is_named_and_left_out(models: Path, tmp_path: Path, capsys):
+    assert main(arguments(models, tmp_path / "run", "draft", "other/draft", "nowhere")) == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert len(found["rows"]) == 1
+    assert set(found["failed"]) == {str(models / "other/draft"), str(models / "nowhere")}
+    assert "vocabulary" in found["failed"][str(models / "other/draft")]
+    assert err.count("was left out") == 2
+    assert main(arguments(models, tmp_path / "run2", "nowhere")) == 2
+    assert "no draft can be used" in capsys.readouterr().err
+
+
+def keys(folder: Path) -> dict[str, Counter[tuple]]:
+    """Which records each file has."""
+    names = {
+        "trace.jsonl": ("set", "id", "sample"),
+        "profile.jsonl": ("draft", "lookahead", "context", "batch", "round"),
+        "live.jsonl": ("draft", "set", "id", "round"),
+    }
+    found = {}
+    for file, parts in names.items():
+        rows = [json.loads(line) for line in (folder / file).read_text().splitlines()[1:]]
+        found[file] = Counter(tuple(row[part] for part in parts) for row in rows)
+    return found
+
+
+def test_killed_at_random_moments_nothing_is_lost_or_done_twice(models: Path, tmp_path: Path, capsys):
+    given = [*arguments(models, tmp_path / "whole"), "--lookaheads", "2:2"]  # one way live, whatever the times were
+    assert main(given) == 0
+    expected = json.loads(capsys.readouterr().out)
+    command = [sys.executable, "-m", "shallowdraft", *arguments(models, tmp_path / "killed"), "--lookaheads", "2:2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    draws, kills = random.Random(1), 0
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            try:
+                out, _ = process.communicate(timeout=draws.uniform(3.5, 6.5) if kills < 4 else None)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+                kills += 1
+                continue
+        break
+    assert process.returncode == 0
+    found = json.loads(out)
+    assert keys(tmp_path / "killed") == keys(tmp_path / "whole")
+    assert max(count for file in keys(tmp_path / "killed").values() for count in file.values()) == 1
+    for one, other in zip(found["rows"], expected["rows"], strict=True):
+        assert (one["draft"], one["tar"], one["lookahead"]) == (other["draft"], other["tar"], other["lookahead"])
+
+
+def test_another_draft_reuses_the_rest(models: Path, tmp_path: Path, capsys):
+    assert main(arguments(models, tmp_path / "run")) == 0
+    before = (tmp_path / "run" / "profile.jsonl").read_text()
+    assert main(arguments(models, tmp_path / "run", "draft", "target")) == 0
+    assert (tmp_path / "run" / "profile.jsonl").read_text().startswith(before)
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]) == 2
+
+
+def test_another_target_does_not_mix(models: Path, tmp_path: Path, capsys):
+    assert main(arguments(models, tmp_path / "run")) == 0
+    other = [
+        str(models / "draft") if word == str(models / "target") else word
+        for word in arguments(models, tmp_path / "run")
+    ]
+    assert main(other) == 2
+    assert "was begun with another target" in capsys.readouterr().err
+
+
+def test_lookaheads():
+    assert parse_lookaheads("2:4") == [2, 3, 4]
+    assert parse_lookaheads("5,1") == [1, 5]
+    for wrong in ("", "0:3", "4:2", "1-3", "1:40", "a"):
+        with pytest.raises(OptionError, match="--lookaheads"):
+            parse_lookaheads(wrong)
