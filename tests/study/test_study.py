@@ -67,7 +67,7 @@ def keys(folder: Path) -> dict[str, Counter[tuple]]:
     """Which records each file has."""
     names = {
         "trace.jsonl": ("set", "id", "sample"),
-        "profile.jsonl": ("draft", "lookahead", "context", "batch", "round"),
+        "profile.jsonl": ("draft", "lookahead", "context", "batch", "round", "turn"),
         "live.jsonl": ("draft", "set", "id", "round"),
     }
     found = {}

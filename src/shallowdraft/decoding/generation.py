@@ -127,24 +127,35 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
     return Stream(_Run(target, [prompt], Settings(**options), pieces=True))
 
 
-def time_iterations(
-    target: Model, prompts: list[list[int]], warm_up: int, count: int, **options: Unpack[Options]
-) -> Times:
-    """Seconds of `count` iterations as `generate` spends them, after some that settle the caches.
+def time_in_turns(
+    target: Model, prompts: list[list[int]], ways: Sequence[Options], *, warm_up: int, count: int, turns: int
+) -> list[list[Times]]:
+    """Ways of decoding side by side: `turns` times each runs `count` iterations -> times by turn and way.
 
-    Prefill is not among them, and no stop token ends them.
+    Prefill and the `warm_up` iterations that begin each turn are not among them, and no stop token ends a run.
     """
-    settings = Settings(**options)
+    runs = [_endless(target, prompts, Settings(**way), (warm_up + count) * turns) for way in ways]
+    steps = [run.iterations() for run in runs]
+    for one in steps:
+        next(one)
+    found: list[list[Times]] = []
+    for _ in range(turns):
+        found.append([])
+        for run, one in zip(runs, steps, strict=True):
+            for _ in range(warm_up):
+                next(one)
+            before = run.times()
+            for _ in range(count):
+                next(one)
+            found[-1].append(run.times() - before)
+    return found
+
+
+def _endless(target: Model, prompts: list[list[int]], settings: Settings, iterations: int) -> "_Run":
+    """A run that has not ended after so many iterations."""
     longest = settings.longest_lookahead if settings.draft else 0
-    most = 1 + (warm_up + count + 1) * (longest + 1)
-    run = _Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=()))
-    steps = run.iterations()
-    for _ in range(1 + warm_up):
-        next(steps)
-    before = run.times()
-    for _ in range(count):
-        next(steps)
-    return run.times() - before
+    most = 1 + (iterations + 1) * (longest + 1)
+    return _Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=()))
 
 
 class Stream:

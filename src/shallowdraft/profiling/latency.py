@@ -1,7 +1,7 @@
 """Profiles: seconds of iterations at every draft, lookahead, context and batch, each measured beside plain decoding.
 
-Machines are shared and drift. So every sample is a pair, some iterations of speculation right after some of plain
-decoding, and what is kept is how they relate: medians are taken of ratios to the plain token next to it.
+Machines are shared and drift. So a few iterations of every lookahead take turns with a few of plain decoding, and what
+counts is how they relate: medians are taken of ratios to the plain token next to it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from shallowdraft.cost import Iteration
-from shallowdraft.decoding.generation import Options, time_iterations
+from shallowdraft.decoding.generation import Options, time_in_turns
 from shallowdraft.errors import RecordError
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records, processor
 
 KIND = "profile"
-WARM_UP, COUNT = 4, 24  # iterations before a sample, and of it
+WARM_UP, COUNT, TURNS = 8, 16, 3  # iterations before a sample and of it, and samples in a round
 
 
 @dataclass(frozen=True, order=True)
@@ -123,40 +123,55 @@ def device_name(device: torch.device) -> str:
 def measure(
     target: Model, drafts: Mapping[str, Model], wanted: Sequence[Point], path: Path, rounds: int
 ) -> Iterator[int]:
-    """Write a profile, rounds over all points; yields how many samples are there. What is there is not done again."""
+    """Write a profile, rounds over all points; yields how many points are done. What is there is not done again.
+
+    Lookaheads of a draft take turns with each other and with plain decoding.
+    """
     file = Records.open(path, KIND, about(target))
-    done = {(Point(*(row[name] for name in asdict(wanted[0]))), row["round"]) for row in file} if wanted else set()
-    left = [(point, number) for number in range(rounds) for point in wanted if (point, number) not in done]
-    total = rounds * len(wanted)
-    yield total - len(left)
-    if left:
-        sample(target, drafts, left[0][0])  # warms up
-    for count, (point, number) in enumerate(left, 1):
-        file.append(asdict(point) | {"round": number} | sample(target, drafts, point))
-        yield total - len(left) + count
+    done = {(_point(row), row["round"], row["turn"]) for row in file}
+    groups: dict[tuple[str, int, int], list[Point]] = {}
+    for point in wanted:
+        groups.setdefault((point.draft, point.context, point.batch), []).append(point)
+    count = 0
+    for number in range(rounds):
+        for group in groups.values():
+            left = [point for point in group if any((point, number, turn) not in done for turn in range(TURNS))]
+            for row in _sample(target, drafts, left) if left else ():
+                if (_point(row), number, row["turn"]) not in done:
+                    file.append(row | {"round": number})
+            count += len(group)
+            yield count
 
 
-def sample(target: Model, drafts: Mapping[str, Model], point: Point) -> Record:
-    """Mean seconds of some iterations: plain decoding's, then the draft's."""
-    draws = torch.Generator().manual_seed(point.context)
-    vocab = min(target.shape.vocab, *(draft.shape.vocab for draft in drafts.values()))
-    prompts = torch.randint(vocab, (point.batch, point.context), generator=draws).tolist()
-    ways: tuple[Options, Options] = ({}, {"draft": drafts[point.draft], "lookahead": point.lookahead})
-    plain, speculative = (time_iterations(target, prompts, WARM_UP, COUNT, **way) for way in ways)
-    rest_s = max(0.0, speculative.total_s - speculative.draft_s - speculative.verify_s)
-    return {
-        "plain_s": plain.total_s / COUNT,
-        "draft_s": speculative.draft_s / COUNT,
-        "target_s": speculative.verify_s / COUNT,
-        "rest_s": rest_s / COUNT,
-    }
+def _sample(target: Model, drafts: Mapping[str, Model], group: Sequence[Point]) -> Iterator[Record]:
+    """Mean seconds of some iterations of each point, and of plain decoding next to it, by turn."""
+    context, batch = group[0].context, group[0].batch
+    draft = drafts[group[0].draft]
+    draws = torch.Generator().manual_seed(context)
+    prompts = torch.randint(min(target.shape.vocab, draft.shape.vocab), (batch, context), generator=draws).tolist()
+    ways = [Options(), *(Options(draft=draft, lookahead=point.lookahead) for point in group)]
+    for turn, (plain, *others) in enumerate(
+        time_in_turns(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS)
+    ):
+        for point, times in zip(group, others, strict=True):
+            yield asdict(point) | {
+                "turn": turn,
+                "plain_s": plain.total_s / COUNT,
+                "draft_s": times.draft_s / COUNT,
+                "target_s": times.verify_s / COUNT,
+                "rest_s": max(0.0, times.total_s - times.draft_s - times.verify_s) / COUNT,
+            }
+
+
+def _point(row: Record) -> Point:
+    return Point(row["draft"], row["lookahead"], row["context"], row["batch"])
 
 
 def read_profile(path: Path) -> Profile:
     file = Records.read(path, KIND)
     samples: dict[Point, list[Record]] = {}
     for row in file:
-        point = Point(row["draft"], row["lookahead"], row["context"], row["batch"])
+        point = _point(row)
         times = [row[part] for part in ("plain_s", *_PARTS)]
         if not all(np.isfinite(times)) or min(times) < 0 or row["plain_s"] == 0 or row["target_s"] == 0:
             raise RecordError(f"{path}: {point} took {times} s; such times cannot be, measure it again")
