@@ -1,0 +1,135 @@
+"""Profiles: what is read back, what is refused, and predictions from them through the commands."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from shallowdraft.cli import main
+from shallowdraft.errors import RecordError
+from shallowdraft.models.synthetic import make_pair
+from shallowdraft.profiling import latency
+from shallowdraft.profiling.latency import KIND, Point, read_profile, require_machine
+from shallowdraft.records import Records
+from shallowdraft.shapes import parse
+
+
+def written(path: Path, rows: list[dict]) -> Path:
+    file = Records.open(path, KIND, {"target": "t", "device": "elsewhere"})
+    for number, row in enumerate(rows):
+        base = {"draft": "d", "lookahead": 1, "context": 64, "batch": 1, "round": number, "turn": 0}
+        file.append(base | {"plain_s": 1.0, "draft_s": 0.1, "target_s": 1.2, "rest_s": 0.1} | row)
+    return path
+
+
+def test_medians_of_ratios_survive_a_machine_that_slows_down(tmp_path: Path):
+    """Twice as slow, and once ten times: what counts is the ratio to the plain token beside."""
+    rows = [
+        {
+            name: factor * value
+            for name, value in {"plain_s": 1.0, "draft_s": 0.1, "target_s": 1.2, "rest_s": 0.1}.items()
+        }
+        for factor in (1, 2, 10)
+    ]
+    profile = read_profile(written(tmp_path / "p", rows))
+    found = profile.iteration("d", 1, 64)
+    assert found.total_s / profile.plain_s(64) == pytest.approx(1.4)
+    assert profile.spread("d", 1, 64) == pytest.approx(0)
+
+
+def test_between_what_was_measured_lies_a_straight_line(tmp_path: Path):
+    rows = [
+        {"lookahead": lookahead, "context": context, "draft_s": 0.1 * lookahead, "plain_s": 1.0 + context / 1000}
+        for lookahead in (1, 5)
+        for context in (0, 1000)
+    ]
+    profile = read_profile(written(tmp_path / "p", rows))
+    assert profile.plain_s(250) == pytest.approx(1.25)
+    ratios = [profile.iteration("d", d, 0).draft_s for d in (1, 3, 5)]
+    assert ratios == pytest.approx([0.1, 0.3, 0.5])
+    assert list(profile.iterations("d", 0)) == [1, 2, 3, 4, 5]
+    with pytest.raises(RecordError, match="no such measurement"):
+        profile.iteration("other", 1, 64)
+
+
+@pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"target_s": float("nan")}, {"draft_s": -1.0}])
+def test_times_that_cannot_be(tmp_path: Path, wrong: dict):
+    with pytest.raises(RecordError, match="cannot be, measure it again"):
+        read_profile(written(tmp_path / "p", [wrong]))
+
+
+def test_another_machine(tmp_path: Path):
+    with pytest.raises(RecordError, match="measured on elsewhere"):
+        require_machine(read_profile(written(tmp_path / "p", [{}])), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    make_pair(parse("3x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8).save(folder)
+    return folder
+
+
+def test_from_a_trace_and_a_profile_to_a_verdict(pair: Path, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    target, draft = str(pair / "target"), str(pair / "draft")
+    assert (
+        main(["record", "--target", target, "--prompts", "zoo", "--limit", "5", "--max-new-tokens", "20", "--out", "t"])
+        == 0
+    )
+    measure = [
+        "profile",
+        "--target",
+        target,
+        "--draft",
+        draft,
+        "--lookaheads",
+        "1",
+        "3",
+        "--contexts",
+        "16",
+        "--out",
+        "p",
+    ]
+    assert main([*measure, "--rounds", "1"]) == 0
+    once = Path("p").read_text()
+    assert main([*measure, "--rounds", "2"]) == 0  # goes on
+    assert Path("p").read_text().startswith(once)
+    assert {len(found) for found in read_profile(Path("p")).samples.values()} == {2 * latency.TURNS}
+    assert set(read_profile(Path("p")).samples) == {Point(draft, 1, 16, 1), Point(draft, 3, 16, 1)}
+    capsys.readouterr()
+    assert main(["predict", "--trace", "t", "--profile", "p", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert found["lookahead"] in (1, 2, 3)
+    assert found["speed_up"] == pytest.approx(found["tokens_per_s"] / found["plain_tokens_per_s"])
+    assert main(["replay", "--trace", "t", "--draft", draft, "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["drafts"]
+    assert one["tar"][str(found["lookahead"])] == pytest.approx(found["tar"])
+    assert len(one["tar"]) == 32
+    assert one["sets"].keys() == {"zoo"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--tar", "3"], "--draft-ms"),
+        (["--tar", "9", "--lookahead", "5", "--draft-ms", "1", "--target-ms", "5"], "between 1 and 6"),
+        (["--tar", "3", "--lookahead", "5", "--draft-ms", "nan", "--target-ms", "5"], "must be a time"),
+        (["--tar", "3", "--lookahead", "5", "--draft-ms", "1", "--target-ms", "0"], "must be a time"),
+        (["--trace", "t"], "both --trace and --profile"),
+        (["--trace", "t", "--profile", "p"], "no such file"),
+    ],
+)
+def test_wrong_numbers(given: list[str], said: str, capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_numbers_typed_in(capsys):
+    given = ["--lookahead", "5", "--draft-ms", "1", "--target-ms", "7", "--plain-ms", "6.5"]
+    assert main(["predict", "--tar", "3", *given]) == 0
+    assert "pays 2.44x at lookahead 5" in capsys.readouterr().out
+    assert main(["predict", "--acceptance-rate", "1", *given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predictions"][0]["tar"] == 6
