@@ -1,7 +1,7 @@
 """Predicted against live throughput: every draft of the zoo, several sets of prompts, every lookahead.
 
-Acceptance comes from replaying a trace, times from a profile that another process wrote before. Live, all ways take turns
-on every prompt, so that they meet the same machine; both sides are ratios to plain decoding. Greedy, batch 1, CPU.
+Acceptance comes from replaying a trace, times from a profile that another process wrote before. Live, all ways take
+turns on every prompt, so that they meet the same machine; both sides are ratios to plain decoding. Greedy, batch 1, CPU.
 
     python benchmarks/prediction.py [--sets zoo gsm8k hellaswag] [--prompts 12] [--lookaheads 8] [--profile FILE]
 """
@@ -89,9 +89,7 @@ def main() -> None:
     errors: dict[tuple[str, str, int], float] = {}
     with tempfile.TemporaryDirectory() as name:
         profile = profiled(given, Path(name))
-        print(
-            f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; greedy, batch 1, {given.prompts} prompts a set"
-        )
+        print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; {given.prompts} prompts a set")
         print(f"{'set':<12}{'draft':<20}" + "".join(f"{f'd={d}':>14}" for d in range(1, given.lookaheads + 1)))
         for of_set in given.sets:
             trace = traced(target, of_set, given, Path(name))
