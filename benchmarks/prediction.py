@@ -1,7 +1,7 @@
 """Predicted against live throughput: every draft of the zoo, several sets of prompts, every lookahead.
 
 Acceptance comes from replaying a trace, times from a profile that another process wrote before. Live, all ways take
-turns on every prompt, so that they meet the same machine; both sides are ratios to plain decoding. Greedy, batch 1, CPU.
+turns on every prompt, so that they meet the same machine; both sides are ratios to plain decoding. Greedy, batch 1.
 
     python benchmarks/prediction.py [--sets zoo gsm8k hellaswag] [--prompts 12] [--lookaheads 8] [--profile FILE]
 """
