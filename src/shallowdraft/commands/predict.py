@@ -1,7 +1,6 @@
 """shallowdraft predict: whether a draft pays, and at which lookahead."""
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +12,6 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.cost import Prediction
-
-WIDTH = 110  # of the table where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +119,9 @@ def as_json(one: "Prediction") -> dict[str, Any]:
 
 def show(found: "list[tuple[str, Prediction]]") -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
+
+    from shallowdraft.commands.tables import table_console
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     columns = ("draft", "lookahead", "TAR", "draft ms", "verify ms", "rest ms", "tokens/s", "plain", "speed-up")
@@ -134,7 +132,7 @@ def show(found: "list[tuple[str, Prediction]]") -> None:
         parts = [f"{seconds * 1e3:.2f}" for seconds in (times.draft_s, times.target_s, times.rest_s)]
         speeds = [f"{one.tokens_per_s:.1f}", f"{1 / one.plain_s:.1f}", f"{one.speed_up:.2f}x"]
         table.add_row(*([name] if name else []), str(one.lookahead), f"{one.tar:.2f}", *parts, *speeds)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = table_console()
     console.print(table)
     name, best = found[0]
     fall = best.waterfall

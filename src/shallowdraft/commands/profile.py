@@ -1,7 +1,7 @@
 """shallowdraft profile: how long an iteration takes on this machine."""
 
-import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,6 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.profiling.latency import Profile as Measured
-
-WIDTH = 110  # of the table where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,24 +54,20 @@ class Profile(DraftCommand):
 
 def _show(profile: "Measured", contexts: tuple[int, ...], batches: tuple[int, ...]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    for batch in batches:
-        for context in contexts:
-            plain_s = profile.plain_s(context, batch)
-            where = f"context {context}, batch {batch}; plain {plain_s * 1e3:.2f}"
-            title = f"ms an iteration: drafting + verifying + rest; {where}"
-            table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
-            table.add_column("draft", no_wrap=True)
-            lookaheads = profile.lookaheads(profile.drafts[0])
-            for lookahead in lookaheads:
-                table.add_column(str(lookahead), justify="right")
-            for draft in profile.drafts:
-                cells = []
-                for lookahead in lookaheads:
-                    one = profile.iteration(draft, lookahead, context, batch)
-                    cells.append("+".join(f"{1e3 * part:.2f}" for part in (one.draft_s, one.target_s, one.rest_s)))
-                table.add_row(draft, *cells)
-            console.print(table)
+    from shallowdraft.commands.tables import table_console
+
+    console = table_console()
+    for batch, context in product(batches, contexts):
+        plain_ms = 1e3 * profile.plain_s(context, batch)
+        title = f"ms an iteration (of them drafting); context {context}, batch {batch}; plain decoding {plain_ms:.2f}"
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
+        table.add_column("draft", no_wrap=True)
+        lookaheads = profile.lookaheads(profile.drafts[0])
+        for lookahead in lookaheads:
+            table.add_column(str(lookahead), justify="right", no_wrap=True)
+        for draft in profile.drafts:
+            found = (profile.iteration(draft, lookahead, context, batch) for lookahead in lookaheads)
+            table.add_row(draft, *(f"{1e3 * one.total_s:.2f} ({1e3 * one.draft_s:.2f})" for one in found))
+        console.print(table)

@@ -14,7 +14,6 @@ from shallowdraft.errors import OptionError
 if TYPE_CHECKING:
     from shallowdraft.replay.acceptance import Replay as Replayed
 
-WIDTH = 110  # of the table where there is no terminal
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
 
 
@@ -60,8 +59,9 @@ class Replay(DraftCommand):
 
 def _show(found: "list[Replayed]") -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
+
+    from shallowdraft.commands.tables import table_console
 
     trace = found[0].trace
     law = "greedy" if trace.sampling.greedy else f"temperature {trace.sampling.temperature:g}"
@@ -74,4 +74,4 @@ def _show(found: "list[Replayed]") -> None:
     for one in sorted(found, key=lambda one: -one.tar()[5]):
         low, high = one.tar_interval()[5]
         table.add_row(one.draft, *(f"{one.tar()[d]:.2f}" for d in SHOWN), f"{low:.2f}–{high:.2f}")
-    Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+    table_console().print(table)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shallowdraft.study.study import Row
     from shallowdraft.study.study import Study as Found
 
-WIDTH = 110  # of the table where there is no terminal
 NARROW = 100  # a narrower terminal does without the times
 
 
@@ -93,10 +92,11 @@ def parse_lookaheads(text: str) -> list[int]:
 
 def show(found: "Found", target: str, out: str) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    from shallowdraft.commands.tables import table_console
+
+    console = table_console()
     title = f"{target}, greedy, batch 1: {found.plain_tokens_per_s:.0f} tokens/s without a draft"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
     narrow = console.width < NARROW

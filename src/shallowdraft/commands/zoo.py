@@ -1,15 +1,12 @@
 """shallowdraft zoo: the models that ship with the package."""
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
 from shallowdraft.commands.options import Command
-
-WIDTH = 110  # of the table where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +34,9 @@ class Zoo(Command):
 
 def _show(cards: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
+
+    from shallowdraft.commands.tables import table_console
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title="one target and drafts of it; figures on held-out text")
     table.add_column("name", no_wrap=True)
@@ -52,7 +50,7 @@ def _show(cards: list[dict[str, Any]]) -> None:
         figures = [f"{held_out[name]:.2f}" if name in held_out else "" for name in ("loss", "acceptance", "greedy_tar")]
         sizes = f"{card['parameters'] / 1e6:.1f} M", card["method"], f"{card['tokens'] / 1e6:,.0f} M"
         table.add_row(f"zoo:{card['name']}", card["shape"], *sizes, *figures)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = table_console()
     console.print(table)
     console.print(
         "accepted: share of drafted tokens under sampling; TAR: tokens an iteration, greedily, at lookahead 5",

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from shallowdraft.decoding.generation import MAX_LOOKAHEAD
 from shallowdraft.decoding.sampling import Sampling, probabilities
+from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.replay.traces import Output, Trace, predictions
 from shallowdraft.replay.walk import Floats, Walk, walk
 
 LOOKAHEADS = tuple(range(1, MAX_LOOKAHEAD + 1))
-RESAMPLES = 1000  # of prompts, for intervals
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class Replay:
             groups.setdefault(self.trace.outputs[row].key[:2], []).append(int(row))
         emitted = np.array([self.walk.emitted[group].sum() for group in groups.values()])
         iterations = np.array([self.walk.iterations[group].sum(0) for group in groups.values()])
-        draws = np.random.default_rng(0).integers(0, len(groups), (RESAMPLES, len(groups)))
-        tars = emitted[draws].sum(1)[:, None] / np.maximum(iterations[draws].sum(1), 1e-9)
-        low, high = np.quantile(tars, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
+        low, high = bootstrap(
+            lambda draws: emitted[draws].sum(1)[:, None] / np.maximum(iterations[draws].sum(1), 1e-9), len(groups)
+        )
         return dict(zip(LOOKAHEADS, zip(low.tolist(), high.tolist(), strict=True), strict=True))
 
     def _rows(self, of_set: str | None) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -8,13 +8,12 @@ import numpy as np
 
 from shallowdraft.decoding.divergence import explain
 from shallowdraft.decoding.generation import Options, generate
+from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.traces import Output
 
 KIND = "live runs"
-RESAMPLES = 1000
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, order=True)
@@ -111,8 +110,7 @@ def _compare(way: dict[tuple[str, str], list[Record]], plain: dict[tuple[str, st
         emitted, seconds, _, plain_emitted, plain_seconds, _ = sums[chosen].sum(-2).T
         return np.asarray(emitted / seconds * plain_seconds / plain_emitted)
 
-    draws = np.random.default_rng(0).integers(0, len(keys), (RESAMPLES, len(keys)))
-    low, high = np.quantile(ratio(draws), ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    low, high = bootstrap(ratio, len(keys))
     emitted, seconds, iterations = sums[:, :3].sum(0)
     return Measured(
         float(emitted / max(1, iterations)),
