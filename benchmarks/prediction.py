@@ -1,9 +1,12 @@
 """Predicted against live throughput: every draft of the zoo, several sets of prompts, every lookahead.
 
-Acceptance comes from replaying a trace, times from a profile that another process wrote before. Live, all ways take
-turns on every prompt, so that they meet the same machine; both sides are ratios to plain decoding. Greedy, batch 1.
+Acceptance comes from replaying a trace, times from a profile that another process wrote before. Live, each run is
+between two of plain decoding, so that they meet the same machine; both sides are ratios to it, and the prediction is
+the one for its speed. Greedy, batch 1.
 
-    python benchmarks/prediction.py [--sets zoo gsm8k hellaswag] [--prompts 12] [--lookaheads 8] [--profile FILE]
+    python benchmarks/prediction.py [--sets zoo gsm8k hellaswag] [--prompts 12] [--lookaheads 8] [--out DIR]
+
+With --out the records stay, and a second run goes on where the first one stopped.
 """
 
 import argparse
@@ -16,16 +19,15 @@ from pathlib import Path
 import numpy as np
 
 import shallowdraft as sd
-from shallowdraft import cost
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models import zoo
 from shallowdraft.profiling.latency import Profile, read_profile
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.acceptance import Replay, replay
+from shallowdraft.replay.acceptance import replay
 from shallowdraft.replay.traces import Trace, read_trace, record
-
-Way = tuple[str, int]
+from shallowdraft.study.forecast import forecast_at
+from shallowdraft.study.live import Measured, Way, measured, run_live
 
 
 def traced(target: sd.Model, name: str, given: argparse.Namespace, folder: Path) -> Trace:
@@ -44,7 +46,7 @@ def traced(target: sd.Model, name: str, given: argparse.Namespace, folder: Path)
 
 def profiled(given: argparse.Namespace, folder: Path) -> Profile:
     """By another process."""
-    path = given.profile or folder / "profile.jsonl"
+    path = folder / "profile.jsonl"
     lookaheads = [str(d) for d in range(1, given.lookaheads + 1)]
     command = [sys.executable, "-m", "shallowdraft", "profile", "--target", "zoo:target", "--out", str(path)]
     command += ["--draft", *(f"zoo:{name}" for name in given.drafts), "--lookaheads", *lookaheads]
@@ -52,25 +54,14 @@ def profiled(given: argparse.Namespace, folder: Path) -> Profile:
     return read_profile(path)
 
 
-def live(target: sd.Model, drafts: dict[str, sd.Model], trace: Trace, given: argparse.Namespace) -> dict[Way, float]:
-    """Speed over plain decoding's by way."""
-    ways: list[Way] = [("", 0), *((name, d) for name in drafts for d in range(1, given.lookaheads + 1))]
-    tokens, seconds = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0.0)
-    for output in trace.outputs:
-        for name, lookahead in ways:
-            options = {"draft": drafts[name], "lookahead": lookahead} if name else {}
-            run = sd.generate(target, output.prompt, max_new_tokens=given.new_tokens, **options)
-            assert run.token_ids == output.output
-            tokens[name, lookahead] += run.stats.emitted
-            seconds[name, lookahead] += run.stats.total_s - run.stats.prefill_s
-    plain = tokens["", 0] / seconds["", 0]
-    return {way: tokens[way] / seconds[way] / plain for way in ways[1:]}
-
-
-def predicted(found: Replay, profile: Profile, trace: Trace) -> dict[int, float]:
-    context = trace.mean_context
-    made = cost.predictions(found.tar(), profile.iterations(found.draft, context), profile.plain_s(context))
-    return {lookahead: one.speed_up for lookahead, one in made.items()}
+def live(
+    target: sd.Model, drafts: dict[str, sd.Model], trace: Trace, given: argparse.Namespace, path: Path
+) -> dict[Way, Measured]:
+    ways = [Way(name, d) for name in drafts for d in range(1, given.lookaheads + 1)]
+    size = {"max_new_tokens": given.new_tokens, "rounds": given.live_rounds}
+    for _ in run_live(target, drafts, ways, trace.outputs, path, **size, about={}):
+        pass
+    return measured(path)
 
 
 def main() -> None:
@@ -81,25 +72,31 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=600, help="longer prompts are left out")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--lookaheads", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3, help="of the profile")
-    parser.add_argument("--profile", type=Path, help="file to take or write the profile")
+    parser.add_argument("--rounds", type=int, default=6, help="of the profile")
+    parser.add_argument("--live-rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="folder for the records")
     given = parser.parse_args()
     target = sd.load("zoo:target", device="cpu")
     drafts = {f"zoo:{name}": sd.load_draft(f"zoo:{name}", device="cpu") for name in given.drafts}
     errors: dict[tuple[str, str, int], float] = {}
     with tempfile.TemporaryDirectory() as name:
-        profile = profiled(given, Path(name))
+        folder = given.out or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        profile = profiled(given, folder)
         print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; {given.prompts} prompts a set")
         print(f"{'set':<12}{'draft':<20}" + "".join(f"{f'd={d}':>14}" for d in range(1, given.lookaheads + 1)))
         for of_set in given.sets:
-            trace = traced(target, of_set, given, Path(name))
-            measured = live(target, drafts, trace, given)
+            trace = traced(target, of_set, given, folder)
+            runs = live(target, drafts, trace, given, folder / f"{of_set}-live.jsonl")
             for draft, model in drafts.items():
-                made = predicted(replay(model, trace), profile, trace)
-                cells = []
+                found, cells = replay(model, trace), []
                 for d in range(1, given.lookaheads + 1):
-                    errors[of_set, draft, d] = made[d] / measured[draft, d] - 1
-                    cells.append(f"{made[d]:>7.2f} {measured[draft, d]:>6.2f}")
+                    run = runs[Way(draft, d)]
+                    made = forecast_at(found, profile, d, run.plain_s)
+                    assert run.lossless
+                    assert abs(run.tar - made.tar) < 1e-9
+                    errors[of_set, draft, d] = made.speed_up / run.speed_up - 1
+                    cells.append(f"{made.speed_up:>7.2f} {run.speed_up:>6.2f}")
                 print(f"{of_set:<12}{draft:<20}" + "".join(cells), flush=True)
     sizes = np.abs(list(errors.values()))
     worst = max(errors, key=lambda key: abs(errors[key]))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import shallowdraft as sd
+from shallowdraft.decoding import generation
 from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.verification import verify_greedy, verify_sampled
 from shallowdraft.errors import NumericsError, OptionError, PromptError, VocabularyError
@@ -275,3 +276,38 @@ def test_models_on_two_devices_are_refused(synthetic):
         elsewhere = sd.Model("meta", Decoder(SHAPE), synthetic.target.tokenizer)
     with pytest.raises(OptionError, match="one device"):
         sd.generate(synthetic.target, [5], draft=elsewhere)
+
+
+def test_rewinding_brings_back_the_state_after_the_prompt(synthetic):
+    """Both caches are overwritten from there on; without that what follows would be another text."""
+    settings = generation.Settings(draft=synthetic.draft, lookahead=3, max_new_tokens=60)
+    run = generation._Run(synthetic.target, ["a prompt"], settings)
+    steps = run.iterations()
+    next(steps)
+
+    def few() -> list[int]:
+        for _ in range(5):
+            next(steps)
+        return list(run.rows[0].tokens)
+
+    first = few()[1:]
+    run.rewind()
+    assert few() == first
+    assert few()[: len(first)] == first  # goes on from there
+    wrong = generation._Run(synthetic.target, ["a prompt"], settings)
+    wrong.engine.rewind = lambda: None
+    steps, run = wrong.iterations(), wrong
+    next(steps)
+    few()
+    run.rewind()
+    assert few() != first
+
+
+def test_times_stand_beside_plain_ones(synthetic):
+    ways = [generation.Options(draft=synthetic.draft, lookahead=d) for d in (1, 4)]
+    found = generation.time_beside_plain(synthetic.target, [[1, 2, 3]], ways, warm_up=1, count=2, turns=3)
+    assert [len(turn) for turn in found] == [2, 2, 2]
+    for plain, times in (pair for turn in found for pair in turn):
+        assert plain.draft_s < plain.verify_s < plain.total_s
+        assert 0 < times.draft_s < times.total_s
+        assert times.prefill_s == 0

@@ -53,6 +53,27 @@ def test_between_what_was_measured_lies_a_straight_line(tmp_path: Path):
         profile.iteration("other", 1, 64)
 
 
+def test_what_is_asked_for_at_a_speed_comes_from_samples_at_that_speed(tmp_path: Path):
+    """Two states of a machine: in one memory is slow, in the other computing is. No one ratio holds in both."""
+    states = ({"plain_s": 1.5, "draft_s": 0.8, "target_s": 4.0}, {"plain_s": 2.2, "draft_s": 0.6, "target_s": 3.3})
+    rows = [
+        {name: value * (0.99 + number % 3 / 100) for name, value in states[number % 2].items()} for number in range(24)
+    ]
+    profile = read_profile(written(tmp_path / "p", rows))
+    for state in states:
+        found = profile.iteration("d", 1, 64, plain_s=state["plain_s"])
+        assert found.draft_s == pytest.approx(state["draft_s"], rel=0.01)
+        assert found.target_s == pytest.approx(state["target_s"], rel=0.01)
+    far = profile.iteration("d", 1, 64, plain_s=22.0)  # as slow as never: in the ratios of the slower state
+    assert far.target_s == pytest.approx(33.0, rel=0.02)
+
+
+def test_verification_is_the_same_for_all_drafts(tmp_path: Path):
+    rows = [{"draft": draft, "target_s": seconds} for draft, seconds in (("d", 1.0), ("e", 1.2), ("e", 1.4))]
+    profile = read_profile(written(tmp_path / "p", rows))
+    assert profile.iteration("d", 1, 64).target_s == profile.iteration("e", 1, 64).target_s == pytest.approx(1.2)
+
+
 @pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"target_s": float("nan")}, {"draft_s": -1.0}])
 def test_times_that_cannot_be(tmp_path: Path, wrong: dict):
     with pytest.raises(RecordError, match="cannot be, measure it again"):

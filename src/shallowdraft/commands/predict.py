@@ -85,6 +85,7 @@ class Predict(DraftCommand):
         from shallowdraft.profiling.latency import read_profile, require_machine
         from shallowdraft.replay.acceptance import replay
         from shallowdraft.replay.traces import read_trace
+        from shallowdraft.study.forecast import forecast
 
         assert self.trace is not None
         assert self.profile is not None
@@ -94,10 +95,7 @@ class Predict(DraftCommand):
         for name in self.draft or profile.drafts:
             draft = self.load_draft(name)
             require_machine(profile, draft.device)
-            tars = replay(draft, trace).tar()
-            context = trace.mean_context
-            made = cost.predictions(tars, profile.iterations(name, context), profile.plain_s(context))
-            found.append((name, cost.best(made)))
+            found.append((name, cost.best(forecast(replay(draft, trace), profile))))
         return sorted(found, key=lambda one: -one[1].tokens_per_s)
 
 

@@ -45,7 +45,7 @@ class Engine:
         self.clock = Clock(target.device)
         self.pace = pace
         self._draft_context = draft_context
-        self._lengths = [len(prompt) for prompt in prompts]
+        self._lengths = self._prompt_lengths = [len(prompt) for prompt in prompts]
         self._limits = limits
 
     @torch.inference_mode()
@@ -79,6 +79,12 @@ class Engine:
             verdict = verify(self.target.head(hidden), proposal, self.sampling, uniforms[:, d : 2 * d], uniforms[:, -1])
         self.state.commit(verdict)
         return verdict
+
+    def rewind(self) -> None:
+        """Forget what was emitted, all but each row's first token: caches are overwritten from there on."""
+        self._lengths = [length + 1 for length in self._prompt_lengths]
+        self.state.length = torch.tensor(self._lengths, device=self.state.length.device)
+        self.state.longest = max(self._lengths)
 
     def run(self) -> Iterator[Emitted]:
         """Prefill, then iterations; on a GPU each result is handed over while the next iteration runs."""

@@ -127,34 +127,42 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
     return Stream(_Run(target, [prompt], Settings(**options), pieces=True))
 
 
-def time_in_turns(
+def time_beside_plain(
     target: Model, prompts: list[list[int]], ways: Sequence[Options], *, warm_up: int, count: int, turns: int
-) -> list[list[Times]]:
-    """Ways of decoding side by side: `turns` times each runs `count` iterations -> times by turn and way.
+) -> list[list[tuple[Times, Times]]]:
+    """Seconds of `count` iterations in each way and of as many plain ones beside them, by turn and way.
 
-    Prefill and the `warm_up` iterations that begin each turn are not among them, and no stop token ends a run.
+    Plain decoding runs before and after each. All begin where the prompt ends, with `warm_up` iterations more.
     """
-    runs = [_endless(target, prompts, Settings(**way), (warm_up + count) * turns) for way in ways]
+    runs = [_endless(target, prompts, Settings(**way), warm_up + count) for way in (Options(), *ways)]
     steps = [run.iterations() for run in runs]
     for one in steps:
         next(one)
-    found: list[list[Times]] = []
+
+    def sample(way: int) -> Times:
+        runs[way].rewind()
+        for _ in range(warm_up):
+            next(steps[way])
+        before = runs[way].times()
+        for _ in range(count):
+            next(steps[way])
+        return runs[way].times() - before
+
+    found: list[list[tuple[Times, Times]]] = []
     for _ in range(turns):
         found.append([])
-        for run, one in zip(runs, steps, strict=True):
-            for _ in range(warm_up):
-                next(one)
-            before = run.times()
-            for _ in range(count):
-                next(one)
-            found[-1].append(run.times() - before)
+        plain = sample(0)
+        for way in range(1, len(runs)):
+            times, after = sample(way), sample(0)
+            found[-1].append(((plain + after).halved(), times))
+            plain = after
     return found
 
 
 def _endless(target: Model, prompts: list[list[int]], settings: Settings, iterations: int) -> "_Run":
     """A run that has not ended after so many iterations."""
     longest = settings.longest_lookahead if settings.draft else 0
-    most = 1 + (iterations + 1) * (longest + 1)
+    most = 1 + (iterations + 2) * (longest + 1)
     return _Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=()))
 
 
@@ -264,6 +272,12 @@ class _Run:
             begin_s = time.perf_counter()
             if all(row.finish_reason for row in self.rows):
                 return
+
+    def rewind(self) -> None:
+        """Back to where the prompts end: what was emitted since is forgotten."""
+        self.engine.rewind()
+        for row in self.rows:
+            row.tokens.clear()
 
     def times(self) -> Times:
         clock = self.engine.clock

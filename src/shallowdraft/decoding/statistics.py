@@ -10,10 +10,10 @@ from typing import Any
 class Times:
     """Seconds of a run: reading the prompts, drafting, verifying, all of it."""
 
-    prefill_s: float
-    draft_s: float
-    verify_s: float
-    total_s: float
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    total_s: float = 0.0
 
     def __add__(self, other: "Times") -> "Times":
         return Times(
@@ -30,6 +30,9 @@ class Times:
             self.verify_s - other.verify_s,
             self.total_s - other.total_s,
         )
+
+    def halved(self) -> "Times":
+        return Times(self.prefill_s / 2, self.draft_s / 2, self.verify_s / 2, self.total_s / 2)
 
 
 @dataclass(frozen=True)

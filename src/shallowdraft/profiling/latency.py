@@ -1,26 +1,35 @@
 """Profiles: seconds of iterations at every draft, lookahead, context and batch, each measured beside plain decoding.
 
-Machines are shared and drift. So a few iterations of every lookahead take turns with a few of plain decoding, and what
-counts is how they relate: medians are taken of ratios to the plain token next to it.
+Machines are shared and change under us: the cores of a virtual machine move, neighbours come and go, and plain decoding
+and verification do not suffer alike. So iterations stand between plain tokens, and the plain token's time tells in
+which state the machine was: what is asked for at a given speed of plain decoding comes from samples at such a speed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 
 from shallowdraft.cost import Iteration
-from shallowdraft.decoding.generation import Options, time_in_turns
+from shallowdraft.decoding.generation import Options, time_beside_plain
 from shallowdraft.errors import RecordError
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records, processor
 
 KIND = "profile"
-WARM_UP, COUNT, TURNS = 8, 16, 3  # iterations before a sample and of it, and samples in a round
+PARTS = ("draft_s", "target_s", "rest_s")
+ANY = ""  # stands for all drafts
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+WARM_UP, COUNT, TURNS = 4, 12, 3  # iterations before a sample and of it, and samples in a round
+NEAR = 0.04  # plain decoding that much faster or slower is another state of the machine
 
 
 @dataclass(frozen=True, order=True)
@@ -55,11 +64,16 @@ class Profile:
                 by_context.setdefault(point.context, []).extend(sample["plain_s"] for sample in found)
         return self._at(context, {one: median(times) for one, times in by_context.items()})
 
-    def iteration(self, draft: str, lookahead: int, context: float, batch: int = 1) -> Iteration:
-        """Seconds of an iteration, between the measured contexts and lookaheads on a straight line."""
-        plain_s = self.plain_s(context, batch)
-        parts = [self._ratio(part, draft, lookahead, context, batch) * plain_s for part in _PARTS]
-        return Iteration(*parts)
+    def iteration(
+        self, draft: str, lookahead: float, context: float, batch: int = 1, plain_s: float | None = None
+    ) -> Iteration:
+        """Seconds of an iteration, between the measured contexts and lookaheads on a straight line.
+
+        `plain_s` is what a token of plain decoding takes then and there; without it, as it was while profiling.
+        """
+        whose = {"draft_s": draft, "target_s": ANY, "rest_s": draft}  # all drafts are verified alike
+        ratios = (self._ratio(part, whose[part], lookahead, context, batch, plain_s) for part in PARTS)
+        return Iteration(*(ratio * (plain_s or self.plain_s(context, batch)) for ratio in ratios))
 
     def iterations(self, draft: str, context: float, batch: int = 1) -> dict[int, Iteration]:
         """At every lookahead up to the longest that was measured."""
@@ -69,17 +83,31 @@ class Profile:
     def spread(self, draft: str, lookahead: int, context: int, batch: int = 1) -> float:
         """Half the distance of the quartiles of an iteration's length, relative to it."""
         found = self.samples[Point(draft, lookahead, context, batch)]
-        ratios = [sum(sample[part] for part in _PARTS) / sample["plain_s"] for sample in found]
+        ratios = [sum(sample[part] for part in PARTS) / sample["plain_s"] for sample in found]
         low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
         return float((high - low) / 2 / middle)
 
-    def _ratio(self, part: str, draft: str, lookahead: int, context: float, batch: int) -> float:
-        by_context: dict[int, dict[int, float]] = {}
+    def _ratio(
+        self, part: str, draft: str, lookahead: float, context: float, batch: int, plain_s: float | None
+    ) -> float:
+        by_context = {
+            one: self._at(lookahead, {d: _median(found, part, plain_s) for d, found in by_lookahead.items()})
+            for one, by_lookahead in self._times.get((draft, batch), {}).items()
+        }
+        return self._at(context, by_context)
+
+    @cached_property
+    def _times(self) -> dict[tuple[str, int], dict[int, dict[int, dict[str, Floats]]]]:
+        """Samples by draft (or ANY) and batch, then context, then lookahead."""
+        rows: dict[tuple[str, int], dict[int, dict[int, list[Record]]]] = {}
         for point, found in self.samples.items():
-            if (point.draft, point.batch) == (draft, batch):
-                ratio = median(sample[part] / sample["plain_s"] for sample in found)
-                by_context.setdefault(point.context, {})[point.lookahead] = ratio
-        return self._at(context, {one: self._at(lookahead, ratios) for one, ratios in by_context.items()})
+            for draft in (point.draft, ANY):
+                by_context = rows.setdefault((draft, point.batch), {})
+                by_context.setdefault(point.context, {}).setdefault(point.lookahead, []).extend(found)
+        return {
+            key: {context: {d: _columns(found) for d, found in of.items()} for context, of in by_context.items()}
+            for key, by_context in rows.items()
+        }
 
     def _at(self, where: float, values: Mapping[int, float]) -> float:
         if not values:
@@ -88,7 +116,19 @@ class Profile:
         return float(np.interp(where, known, [values[one] for one in known]))
 
 
-_PARTS = ("draft_s", "target_s", "rest_s")
+def _columns(rows: Sequence[Record]) -> dict[str, Floats]:
+    return {name: np.array([row[name] for row in rows]) for name in ("plain_s", *PARTS)}
+
+
+def _median(found: dict[str, Floats], part: str, plain_s: float | None) -> float:
+    """Of the ratio to a plain token; of samples beside tokens that took about `plain_s`."""
+    ratios = found[part] / found["plain_s"]
+    if plain_s is None:
+        return float(np.median(ratios))
+    distances = (np.log(found["plain_s"] / plain_s) / NEAR) ** 2
+    weights = np.exp((distances.min() - distances) / 2)
+    order = np.argsort(ratios)
+    return float(np.interp(0.5, (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum(), ratios[order]))
 
 
 def points(
@@ -144,16 +184,15 @@ def measure(
 
 
 def _sample(target: Model, drafts: Mapping[str, Model], group: Sequence[Point]) -> Iterator[Record]:
-    """Mean seconds of some iterations of each point, and of plain decoding next to it, by turn."""
+    """Mean seconds of some iterations of each point and of plain decoding beside it, by turn."""
     context, batch = group[0].context, group[0].batch
     draft = drafts[group[0].draft]
     draws = torch.Generator().manual_seed(context)
     prompts = torch.randint(min(target.shape.vocab, draft.shape.vocab), (batch, context), generator=draws).tolist()
-    ways = [Options(), *(Options(draft=draft, lookahead=point.lookahead) for point in group)]
-    for turn, (plain, *others) in enumerate(
-        time_in_turns(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS)
-    ):
-        for point, times in zip(group, others, strict=True):
+    ways = [Options(draft=draft, lookahead=point.lookahead) for point in group]
+    samples = time_beside_plain(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS)
+    for turn, found in enumerate(samples):
+        for point, (plain, times) in zip(group, found, strict=True):
             yield asdict(point) | {
                 "turn": turn,
                 "plain_s": plain.total_s / COUNT,
@@ -172,7 +211,7 @@ def read_profile(path: Path) -> Profile:
     samples: dict[Point, list[Record]] = {}
     for row in file:
         point = _point(row)
-        times = [row[part] for part in ("plain_s", *_PARTS)]
+        times = [row[part] for part in ("plain_s", *PARTS)]
         if not all(np.isfinite(times)) or min(times) < 0 or row["plain_s"] == 0 or row["target_s"] == 0:
             raise RecordError(f"{path}: {point} took {times} s; such times cannot be, measure it again")
         samples.setdefault(point, []).append(row)

@@ -1,8 +1,10 @@
-"""Live runs: ways of decoding take turns on every prompt, so that they meet the same machine."""
+"""Live runs: on every prompt each way of decoding stands between plain runs, so that both meet the same machine."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -16,15 +18,16 @@ from shallowdraft.replay.traces import Output
 KIND = "live runs"
 
 
+Key = tuple[str, str]
+"""Set and id of a prompt."""
+
+
 @dataclass(frozen=True, order=True)
 class Way:
-    """A draft at a lookahead; no draft and 0 is plain decoding."""
+    """A draft at a lookahead."""
 
-    draft: str = ""
-    lookahead: int = 0
-
-
-PLAIN = Way()
+    draft: str
+    lookahead: int
 
 
 def run_live(
@@ -38,36 +41,41 @@ def run_live(
     rounds: int,
     about: Record,
 ) -> Iterator[int]:
-    """Decode every prompt in every way, plain decoding first; yields how many runs are done. Nothing is done twice."""
+    """Decode every prompt in every way, between plain runs; yields how many are done. Nothing is done twice."""
     file = Records.open(path, KIND, about)
-    done = {(Way(row["draft"], row["lookahead"]), row["set"], row["id"], row["round"]) for row in file}
+    done = {(row["set"], row["id"], row["round"], _way(row)) for row in file}
+    total = rounds * len(outputs) * len(ways)
     turns = [
-        (number, output, way)
-        for number in range(rounds)
-        for output in outputs
-        for way in (PLAIN, *ways)
-        if (way, output.set, output.id, number) not in done
+        (output, [way for way in ways if (output.set, output.id, number, way) not in done], number)
+        for number, output in product(range(rounds), outputs)
     ]
-    total = rounds * len(outputs) * (1 + len(ways))
-    yield total - len(turns)
-    if turns:
-        _decode(target, drafts, turns[0][2], turns[0][1], max_new_tokens)  # warms up
-    for count, (number, output, way) in enumerate(turns, 1):
-        made = _decode(target, drafts, way, output, max_new_tokens)
-        file.append({**asdict(way), "set": output.set, "id": output.id, "round": number} | made)
-        yield total - len(turns) + count
+    count = total - sum(len(left) for _, left, _ in turns)
+    yield count
+    for output, left, number in turns:
+        plain = _decode(target, output, Options(max_new_tokens=max_new_tokens)) if left else {}
+        for way in left:
+            options = Options(draft=drafts[way.draft], lookahead=way.lookahead, max_new_tokens=max_new_tokens)
+            made, after = (_decode(target, output, one) for one in (options, Options(max_new_tokens=max_new_tokens)))
+            beside = {"plain_s": (plain["seconds"] + after["seconds"]) / 2 / max(1, plain["emitted"])}
+            file.append({"set": output.set, "id": output.id, "round": number} | asdict(way) | made | beside)
+            plain = after
+            count += 1
+            yield count
 
 
-def _decode(target: Model, drafts: Mapping[str, Model], way: Way, output: Output, max_new_tokens: int) -> Record:
-    options: Options = {"max_new_tokens": max_new_tokens}
-    if way != PLAIN:
-        options |= {"draft": drafts[way.draft], "lookahead": way.lookahead}
+def _way(row: Record) -> Way:
+    return Way(row["draft"], row["lookahead"])
+
+
+def _decode(target: Model, output: Output, options: Options) -> Record:
     run = generate(target, output.prompt, **options)
     difference = explain(target, output.prompt, output.output, run.token_ids)
     return {
         "emitted": run.stats.emitted,
         "iterations": run.stats.iterations,
         "seconds": run.stats.total_s - run.stats.prefill_s,
+        "draft_s": run.stats.draft_s,
+        "target_s": run.stats.verify_s,
         "differs": None if difference is None else str(difference),
         "tie": difference is None or difference.tie,
     }
@@ -79,43 +87,39 @@ class Measured:
 
     tar: float
     tokens_per_s: float
+    plain_tokens_per_s: float
     speed_up: float
     interval: tuple[float, float]
     lossless: bool
     """Every output is the trace's, but for ties of rounding."""
+    plain_s: dict[Key, float] = field(repr=False)
+    """Seconds a token of plain decoding beside it, by prompt."""
+
+    def to_json(self) -> Record:
+        return {name: value for name, value in vars(self).items() if name != "plain_s"}
 
 
 def measured(path: Path) -> dict[Way, Measured]:
     """By way; the speed-up is a ratio of sums over prompts, its interval a bootstrap over them."""
-    rows: dict[Way, dict[tuple[str, str], list[Record]]] = {}
+    found: dict[Way, dict[Key, list[Record]]] = {}
     for row in Records.read(path, KIND):
-        rows.setdefault(Way(row["draft"], row["lookahead"]), {}).setdefault((row["set"], row["id"]), []).append(row)
-    return {way: _compare(found, rows[PLAIN]) for way, found in rows.items()}
+        found.setdefault(_way(row), {}).setdefault((row["set"], row["id"]), []).append(row)
+    return {way: _compare(by_prompt) for way, by_prompt in found.items()}
 
 
-def _compare(way: dict[tuple[str, str], list[Record]], plain: dict[tuple[str, str], list[Record]]) -> Measured:
-    keys = [key for key in way if key in plain]
-    sums = np.array(
-        [
-            [
-                sum(row[name] for row in side[key])
-                for side in (way, plain)
-                for name in ("emitted", "seconds", "iterations")
-            ]
-            for key in keys
-        ]
-    )
+def _compare(by_prompt: Mapping[Key, list[Record]]) -> Measured:
+    def sums(figure: Callable[[Record], float]) -> np.ndarray:
+        return np.array([sum(map(figure, rows)) for rows in by_prompt.values()])
 
-    def ratio(chosen: np.ndarray) -> np.ndarray:
-        emitted, seconds, _, plain_emitted, plain_seconds, _ = sums[chosen].sum(-2).T
-        return np.asarray(emitted / seconds * plain_seconds / plain_emitted)
-
-    low, high = bootstrap(ratio, len(keys))
-    emitted, seconds, iterations = sums[:, :3].sum(0)
+    emitted, seconds = sums(lambda row: row["emitted"]), sums(lambda row: row["seconds"])
+    plain = sums(lambda row: row["emitted"] * row["plain_s"])
+    low, high = bootstrap(lambda draws: plain[draws].sum(1) / seconds[draws].sum(1), len(by_prompt))
     return Measured(
-        float(emitted / max(1, iterations)),
-        float(emitted / seconds),
-        float(ratio(np.arange(len(keys)))),
-        (float(low), float(high)),
-        all(row["tie"] for found in way.values() for row in found),
+        tar=float(emitted.sum() / max(1.0, sums(lambda row: row["iterations"]).sum())),
+        tokens_per_s=float(emitted.sum() / seconds.sum()),
+        plain_tokens_per_s=float(emitted.sum() / plain.sum()),
+        speed_up=float(plain.sum() / seconds.sum()),
+        interval=(float(low), float(high)),
+        lossless=all(row["tie"] for rows in by_prompt.values() for row in rows),
+        plain_s={key: fmean(row["plain_s"] for row in rows) for key, rows in by_prompt.items()},
     )

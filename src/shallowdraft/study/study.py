@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from shallowdraft import cost
@@ -18,7 +19,8 @@ from shallowdraft.profiling.latency import Profile, about, measure, points, read
 from shallowdraft.prompts import Prompt
 from shallowdraft.replay.acceptance import Replay, replay
 from shallowdraft.replay.traces import Output, Trace, read_trace, record
-from shallowdraft.study.live import PLAIN, Measured, Way, measured, run_live
+from shallowdraft.study.forecast import forecast, forecast_at, interval
+from shallowdraft.study.live import Measured, Way, measured, run_live
 
 Follow = Callable[[str, Iterator[int], int], None]
 """Given what is being done, an iterator of how much is done that must be taken to its end, and how much there is."""
@@ -49,6 +51,7 @@ class Row:
     draft: str
     shape: str
     prediction: cost.Prediction
+    """With `live`: for the prompts and the speed of plain decoding that it met."""
     interval: tuple[float, float]
     """Of the predicted speed-up: the bootstrap of TAR over prompts."""
     live: Measured | None = None
@@ -96,7 +99,7 @@ class Study:
                     "break_even_tar": row.prediction.break_even_tar,
                     "iteration": asdict(row.prediction.iteration),
                     "waterfall": asdict(row.prediction.waterfall),
-                    "live": None if row.live is None else asdict(row.live),
+                    "live": None if row.live is None else row.live.to_json(),
                 }
                 for row in self.rows
             ],
@@ -112,14 +115,14 @@ def study(
     drafts, failed = _load_all(target, load, names)
     replays = _replayed(drafts, trace, failed, follow)
     profile = _profiled(target, {name: drafts[name] for name in replays}, plan, folder / "profile.jsonl", follow)
-    rows = [_predicted(found, profile, drafts[name], plan) for name, found in replays.items()]
-    rows.sort(key=lambda row: -row.prediction.tokens_per_s)
-    live = _verified(target, drafts, rows[: plan.live], trace, plan, folder / "live.jsonl", follow)
-    ways = {row.draft: Way(row.draft, row.prediction.lookahead) for row in rows}
-    rows = [Row(row.draft, row.shape, row.prediction, row.interval, live.get(ways[row.draft])) for row in rows]
+    made = {name: cost.best(forecast(found, profile, plan.lookaheads)) for name, found in replays.items()}
+    order = sorted(made, key=lambda name: -made[name].tokens_per_s)
+    ways = [Way(name, made[name].lookahead) for name in order]
+    live = _verified(target, drafts, ways[: plan.live], trace, plan, folder / "live.jsonl", follow)
+    rows = [_row(replays[way.draft], profile, made[way.draft], drafts[way.draft], live.get(way)) for way in ways]
     rows.sort(key=lambda row: (row.live is None, -row.speed_up))
-    plain = live[PLAIN].tokens_per_s if live else 1 / profile.plain_s(trace.mean_context)
-    result = Study(rows, plain, failed)
+    met = [row.live.plain_tokens_per_s for row in rows if row.live]
+    result = Study(rows, median(met) if met else 1 / profile.plain_s(trace.mean_context), failed)
     _write(folder / "study.json", result.to_json())
     return result
 
@@ -175,18 +178,17 @@ def _profiled(target: Model, drafts: Mapping[str, Model], plan: Plan, path: Path
     return read_profile(path)
 
 
-def _predicted(found: Replay, profile: Profile, draft: Model, plan: Plan) -> Row:
-    context = found.trace.mean_context
-    times = {d: one for d, one in profile.iterations(found.draft, context).items() if d in plan.lookaheads}
-    best = cost.best(cost.predictions(found.tar(), times, profile.plain_s(context)))
-    low, high = (tar / best.tar * best.speed_up for tar in found.tar_interval()[best.lookahead])
-    return Row(found.draft, str(draft.shape), best, (low, high))
+def _row(found: Replay, profile: Profile, prediction: cost.Prediction, draft: Model, live: Measured | None) -> Row:
+    """What was verified live is predicted again for the speed of plain decoding that it met."""
+    if live:
+        prediction = forecast_at(found, profile, prediction.lookahead, live.plain_s)
+    return Row(found.draft, str(draft.shape), prediction, interval(found, prediction), live)
 
 
 def _verified(
     target: Model,
     drafts: Mapping[str, Model],
-    best: Sequence[Row],
+    ways: Sequence[Way],
     trace: Trace,
     plan: Plan,
     path: Path,
@@ -194,11 +196,10 @@ def _verified(
 ) -> dict[Way, Measured]:
     if not plan.live:
         return {}
-    ways = [Way(row.draft, row.prediction.lookahead) for row in best]
-    outputs = spread(trace.outputs, plan.live_prompts)
+    outputs = spread([output for output in trace.outputs if len(output.output) > 1], plan.live_prompts)
     setting = about(target) | {"max_new_tokens": plan.max_new_tokens}
     steps = run_live(target, drafts, ways, outputs, path, max_new_tokens=plan.max_new_tokens, rounds=1, about=setting)
-    follow("running the best live", steps, len(outputs) * (1 + len(ways)))
+    follow("running the best live", steps, len(outputs) * len(ways))
     return measured(path)
 
 
