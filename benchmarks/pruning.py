@@ -20,7 +20,7 @@ from trials import Trial, corpus_domains, judge, parent, recipe, run_all, spread
 from shallowdraft import shapes
 from shallowdraft.building.importance import Importance
 from shallowdraft.building.jobs import Distil
-from shallowdraft.building.pruning import carve, child_shape, choose
+from shallowdraft.building.pruning import carve, choose
 from shallowdraft.building.training import fresh_decoder, usual_rate
 from shallowdraft.building.workshop import Workshop, prune_by_importance, prune_by_masks
 from shallowdraft.models.decoder import Decoder
@@ -63,7 +63,7 @@ def build(given: argparse.Namespace, trial: Trial, shop: Workshop, target: Decod
     elif way.startswith("random"):
         draft, left = at_random(target, wanted, trial["seed"]), tokens
     else:
-        draft, left = fresh_decoder(child_shape(target.shape, wanted), trial["seed"]).to(target.device), tokens
+        draft, left = fresh_decoder(shapes.child_shape(target.shape, wanted), trial["seed"]).to(target.device), tokens
     if left:
         shop.train("distil", draft, Distil(target), recipe(given, left, rate, trial["seed"]))
     return draft

@@ -12,7 +12,9 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, subcommand
 
 from shallowdraft import __doc__ as about
 from shallowdraft import __version__
+from shallowdraft.commands.accuracy import Accuracy
 from shallowdraft.commands.demo import Demo
+from shallowdraft.commands.design import Design
 from shallowdraft.commands.distill import Distill
 from shallowdraft.commands.generate import Generate
 from shallowdraft.commands.inspect import Inspect
@@ -38,6 +40,8 @@ Verb = (
     | Annotated[Replay, subcommand("replay")]
     | Annotated[Profile, subcommand("profile")]
     | Annotated[Predict, subcommand("predict")]
+    | Annotated[Accuracy, subcommand("accuracy")]
+    | Annotated[Design, subcommand("design")]
     | Annotated[Pretrain, subcommand("pretrain")]
     | Annotated[Prune, subcommand("prune")]
     | Annotated[Distill, subcommand("distill")]

@@ -7,7 +7,7 @@ of one iteration at a fixed lookahead. No torch here: the figures may come from 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 
 from shallowdraft.errors import OptionError
 
@@ -55,6 +55,17 @@ def parity_latency(tar: float, iteration: Iteration, best_tar: float, best: Iter
 def independent_tar(acceptance_rate: float, lookahead: int) -> float:
     """TAR if every draft token were accepted alike, independently: (1 - a^(d+1)) / (1 - a) (Leviathan et al. 2023)."""
     return float(sum(acceptance_rate**kept for kept in range(lookahead + 1)))
+
+
+def independent_acceptance(tar: float, lookahead: int) -> float:
+    """The acceptance rate at which independent tokens have that TAR; infinite where none has."""
+    if tar > lookahead + 1:
+        return inf
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if independent_tar(middle, lookahead) < tar else (low, middle)
+    return high
 
 
 def independent_speed_up(acceptance_rate: float, lookahead: int, cost_ratio: float) -> float:

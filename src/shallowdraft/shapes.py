@@ -446,6 +446,13 @@ def parse(notation: str, *, vocab: int | None = None, context: int | None = None
     )
 
 
+def child_shape(parent: ModelShape, wanted: ModelShape) -> ModelShape:
+    """The parent's family, vocabulary and context in the wanted sizes."""
+    sizes = {name: getattr(wanted, name) for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "ffn")}
+    projected = parent.embed_dim if parent.embed_dim != parent.d_model else 0
+    return replace(parent, **sizes, embed_dim=projected, full_layers=min(parent.full_layers, wanted.layers))
+
+
 def _opt(layers: int, heads: int, d_model: int, ffn: int, *, like_350m: bool = False) -> ModelShape:
     shape = ModelShape(
         layers,

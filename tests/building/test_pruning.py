@@ -7,12 +7,12 @@ import torch
 from conftest import CONFIGS
 
 from shallowdraft.building.importance import measure_importance
-from shallowdraft.building.pruning import carve, child_shape, choose, layer_candidates, require_reachable
+from shallowdraft.building.pruning import carve, choose, layer_candidates, require_reachable
 from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import load_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import ModelShape, parse
+from shallowdraft.shapes import ModelShape, child_shape, parse
 
 TOKENS = torch.randint(0, 97, (4, 40), generator=torch.Generator().manual_seed(1))
 

@@ -1,6 +1,7 @@
 """Text that a model wrote itself: the target's, which is what a draft is asked to predict, or the draft's own."""
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 
 DOMAIN = "generated"
+OPENING_SEEDS = 10**6  # openings are drawn with other random numbers than what follows them
 GREEDY_SHARE = 4  # one batch in so many is decoded greedily, the others drawn at temperature 1
 
 
@@ -51,17 +53,20 @@ def write_continuations(
     """Add a domain of the target's own text to a copy of a store; yields the tokens written so far, then the store.
 
     Each document is a prompt from the store and what the target writes after it; the first batch, from prompts of the
-    validation part, is held out. What was written before a stop is kept.
+    validation part, is held out. A target without any text begins where documents do. What was written before a stop
+    is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    held_out, reader = (Batches(store, part=part, rows=rows, sequence=prompt, seed=seed) for part in ("val", "train"))
     writer = assemble(target.shape, target.dense_state()).pack()
+    openings = (
+        _openings(store, prompt, rows, seed) if store.domains else _own_openings(store, writer, prompt, rows, seed)
+    )
     files = [folder / f"{batch}.npy" for batch in range(max(2, -(-tokens // (rows * (prompt + length)))))]
     for batch, file in enumerate(files):
-        prompts = torch.from_numpy((reader if batch else held_out).next()[:, :prompt]).to(target.device)
+        prompts = next(openings)
         if not file.exists():
             temperature = 0.0 if batch % GREEDY_SHARE == GREEDY_SHARE - 1 else 1.0
-            text = continuations(writer, prompts, length, temperature=temperature, seed=seed + batch)
+            text = continuations(writer, prompts.to(target.device), length, temperature=temperature, seed=seed + batch)
             np.save(file.with_suffix(".partial.npy"), text.cpu().numpy())
             file.with_suffix(".partial.npy").replace(file)
         yield (batch + 1) * rows * (prompt + length)
@@ -69,3 +74,18 @@ def write_continuations(
     yield extend_store(store, folder, DOMAIN, train=np.concatenate(rest), val=first)
     for file in files:
         file.unlink()
+
+
+def _openings(store: TokenStore, prompt: int, rows: int, seed: int) -> Iterator[Tensor]:
+    """Prompts of the validation part, then of the other."""
+    held_out, reader = (Batches(store, part=part, rows=rows, sequence=prompt, seed=seed) for part in ("val", "train"))
+    yield torch.from_numpy(held_out.next()[:, :prompt])
+    while True:
+        yield torch.from_numpy(reader.next()[:, :prompt])
+
+
+def _own_openings(store: TokenStore, writer: Decoder, prompt: int, rows: int, seed: int) -> Iterator[Tensor]:
+    """What the target itself begins documents with."""
+    for batch in count():
+        start = torch.full((rows, 1), store.end, device=writer.device)
+        yield continuations(writer, start, prompt, seed=OPENING_SEEDS + seed + batch)[:, 1:]

@@ -13,7 +13,7 @@ import hashlib
 import json
 import lzma
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -187,9 +187,8 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
     if (folder / "store.json").exists():
         raise CorpusError(f"{folder} already holds a token store; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    vocab, end = len(tokenizer), tokenizer.eos_token_id
-    if end is None:
-        raise CorpusError("the tokenizer has no end-of-sequence token to put between documents")
+    empty = empty_store(tokenizer, folder)
+    vocab, end = empty.vocab, empty.end
     counts: dict[str, dict[Part, int]] = {}
     files: dict[str, IO[bytes]] = {}
     try:
@@ -209,7 +208,14 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
     for domain, parts in counts.items():
         if not parts["val"]:
             _hold_out_the_end(folder, domain, parts, _id_type(vocab))
-    return _complete(TokenStore(folder, fingerprint(tokenizer), vocab, end, counts))
+    return _complete(replace(empty, counts=counts))
+
+
+def empty_store(tokenizer: Any, folder: Path) -> TokenStore:
+    """Without any text."""
+    if tokenizer.eos_token_id is None:
+        raise CorpusError("the tokenizer has no end-of-sequence token to put between documents")
+    return TokenStore(folder, fingerprint(tokenizer), len(tokenizer), tokenizer.eos_token_id, {})
 
 
 def _hold_out_the_end(folder: Path, domain: str, parts: dict[Part, int], kind: type[np.unsignedinteger]) -> None:

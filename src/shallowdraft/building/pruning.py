@@ -14,7 +14,7 @@ from shallowdraft.building.importance import Importance
 from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes import ModelShape, child_shape
 
 MOST_CANDIDATES = 5
 
@@ -47,13 +47,6 @@ def require_reachable(parent: ModelShape, wanted: ModelShape) -> None:
             f"{wanted.heads // wanted.kv_heads} query heads share a key/value head, in the parent "
             f"{parent.heads // parent.kv_heads}; keep more key/value heads"
         )
-
-
-def child_shape(parent: ModelShape, wanted: ModelShape) -> ModelShape:
-    """The parent's family, vocabulary and context in the wanted sizes."""
-    sizes = {name: getattr(wanted, name) for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "ffn")}
-    projected = parent.embed_dim if parent.embed_dim != parent.d_model else 0
-    return replace(parent, **sizes, embed_dim=projected, full_layers=min(parent.full_layers, wanted.layers))
 
 
 def layer_candidates(importance: Importance, keep: int) -> list[tuple[int, ...]]:

@@ -21,8 +21,6 @@ from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.shapes import ModelShape
 
-IMPORTANCE_TOKENS = 262144
-VALIDATION_TOKENS = 65536
 FEWEST_STEPS = 10  # of a trial
 BALANCE_TIMES = 20  # domains are weighted anew so often in a run that balances them
 
@@ -39,6 +37,8 @@ class Workshop:
     """Domains of the store to train on; None means all."""
     compiled: bool = False
     recompute: bool = False
+    validation_tokens: int = 65536
+    importance_tokens: int = 262144
 
     def train(self, name: str, model: Decoder, job: Job, recipe: Recipe, balance: Balance | None = None) -> None:
         """Train in place; an unfinished stage of that name is taken up where it stopped.
@@ -65,9 +65,9 @@ class Workshop:
         self, model: Decoder, target: Decoder | None, sequence: int, domains: Sequence[str] | None = None
     ) -> dict[str, float]:
         """On held-out text, the same for every model."""
-        rows = min(rows_at_once(model.shape, sequence), max(1, VALIDATION_TOKENS // sequence))
+        rows = min(rows_at_once(model.shape, sequence), max(1, self.validation_tokens // sequence))
         held_out = Batches(self.store, part="val", rows=rows, sequence=sequence, seed=0, domains=domains)
-        return validate(model, target, held_out, max(1, VALIDATION_TOKENS // (rows * sequence)))
+        return validate(model, target, held_out, max(1, self.validation_tokens // (rows * sequence)))
 
     def balance(self, target: Decoder, recipe: Recipe) -> Balance:
         """Weigh domains by how far a model's loss is above the target's, some times in a run."""
@@ -90,9 +90,20 @@ class Workshop:
 
 
 def prune_by_importance(
-    shop: Workshop, parent: Decoder, wanted: ModelShape, recipe: Recipe, *, objective: str, probe: float
+    shop: Workshop,
+    parent: Decoder,
+    wanted: ModelShape,
+    recipe: Recipe,
+    *,
+    objective: str,
+    probe: float,
+    target: Decoder | None = None,
 ) -> Decoder:
-    """Carve each candidate set of layers, distil it on a share of the tokens, keep what the parent accepts most of."""
+    """Carve each candidate set of layers, distil it on a share of the tokens, keep what the target accepts most of.
+
+    The target is the parent unless another one is given.
+    """
+    target = target or parent
     importance = _importance(shop, parent, recipe)
     short = replace(recipe, tokens=_share(recipe, probe))
     candidates = layer_candidates(importance, wanted.layers)
@@ -100,8 +111,8 @@ def prune_by_importance(
     for layers in candidates:
         decoder = carve(parent, wanted, choose(parent.shape, wanted, importance, layers))
         if len(candidates) > 1 and probe:
-            shop.train("layers-" + "-".join(map(str, layers)), decoder, Distil(parent, objective), short)
-        tried.append((shop.validate(decoder, parent, recipe.sequence)["acceptance"], decoder))
+            shop.train("layers-" + "-".join(map(str, layers)), decoder, Distil(target, objective), short)
+        tried.append((shop.validate(decoder, target, recipe.sequence)["acceptance"], decoder))
     return sharding.gathered(max(tried, key=lambda one: one[0])[1])
 
 
@@ -112,7 +123,7 @@ def _share(recipe: Recipe, share: float) -> int:
 
 def _importance(shop: Workshop, parent: Decoder, recipe: Recipe) -> Importance:
     reader = Batches(shop.store, rows=16, sequence=recipe.sequence, seed=recipe.seed)
-    count = max(1, IMPORTANCE_TOKENS // (16 * recipe.sequence))
+    count = max(1, shop.importance_tokens // (16 * recipe.sequence))
     return measure_importance(parent, (torch.from_numpy(reader.next()[:, :-1]).to(parent.device) for _ in range(count)))
 
 

@@ -1,39 +1,51 @@
 """shallowdraft profile: how long an iteration takes on this machine."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shallowdraft.commands.options import DraftCommand
+from shallowdraft.commands.options import DraftCommand, Name
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shallowdraft.models.model import Model
     from shallowdraft.profiling.latency import Profile as Measured
+    from shallowdraft.shapes import ModelShape
+
+FEW = (2, 8)  # lookaheads at which shapes are timed
+SHOWN = (1, 2, 3, 4, 6, 8, 16)  # in the table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(DraftCommand):
     """Time a target and drafts on this machine: iterations by draft, lookahead, context and batch size.
 
-    Each sample stands beside one of plain decoding, so that a machine that others use too does not blur the ratio.
+    Each sample stands between two of plain decoding, so that a machine that others use too does not blur the ratio.
+    With --shapes also drafts that do not exist yet, with random weights, and a law of what drafting costs.
     Stopped half-way, the same command goes on; with another --draft it adds to the file.
-    Example: shallowdraft profile --target DIR --draft DIR1 DIR2 --out profile.jsonl
+    Example: shallowdraft profile --target DIR --draft DIR1 DIR2 --shapes auto --out profile.jsonl
     """
 
     target: str
     """Checkpoint folder, hub id or zoo name."""
-    draft: tuple[str, ...]
+    draft: tuple[str, ...] = ()
     """Drafts, named likewise."""
+    shapes: tuple[str, ...] = ()
+    """Shapes to time with random weights, like 2x256/4h/688; auto: the three families of the paper's Figure 4."""
+    parent: Name = None
+    """Whose family and sizes --shapes take. Default: the target's."""
     out: str
     """The profile: a file of JSON lines with every sample."""
-    lookaheads: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8)
+    lookaheads: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
     """Draft tokens an iteration; others lie between on a straight line."""
     contexts: tuple[int, ...] = (64, 256)
     """Tokens before the first new one."""
     batches: tuple[int, ...] = (1,)
     """Prompts at a time."""
-    rounds: int = 5
+    rounds: int = 3
     """Samples of each, in rounds over all of them."""
 
     def run(self) -> int:
@@ -41,33 +53,106 @@ class Profile(DraftCommand):
         from shallowdraft.commands.progress import follow
         from shallowdraft.profiling.latency import measure, points, read_profile
 
-        if not self.draft or min((*self.lookaheads, *self.contexts, *self.batches, self.rounds), default=0) < 1:
-            raise OptionError("--draft, --lookaheads, --contexts, --batches and --rounds: at least one each, from 1 up")
+        if not (self.draft or self.shapes):
+            raise OptionError("there is nothing to time; name a --draft, or --shapes auto")
+        if min((*self.lookaheads, *self.contexts, *self.batches, self.rounds), default=0) < 1:
+            raise OptionError("--lookaheads, --contexts, --batches and --rounds: at least one each, from 1 up")
         self.set_threads()
         target = sd.load(self.target, self.dtype, self.device)
-        drafts = {name: self.load_draft(name) for name in self.draft}
-        wanted = points(self.draft, self.lookaheads, self.contexts, self.batches)
-        follow("profiling", measure(target, drafts, wanted, Path(self.out), self.rounds), self.rounds * len(wanted))
-        _show(read_profile(Path(self.out)), self.contexts, self.batches)
+        if self.draft:
+            drafts = {name: self.load_draft(name) for name in self.draft}
+            wanted = points(self.draft, self.lookaheads, self.contexts, self.batches)
+            follow("profiling", measure(target, drafts, wanted, Path(self.out), self.rounds), self.rounds * len(wanted))
+        if self.shapes:
+            self._time_shapes(target)
+        show(read_profile(Path(self.out)), self._parent_shape(target))
         return 0
 
+    def _parent_shape(self, target: "Model") -> "ModelShape":
+        from shallowdraft.models.checkpoint import find_folder, read_shape
 
-def _show(profile: "Measured", contexts: tuple[int, ...], batches: tuple[int, ...]) -> None:
+        return read_shape(find_folder(self.parent)) if self.parent else target.shape
+
+    def _time_shapes(self, target: "Model") -> None:
+        """One after the other, so that one is in memory at a time."""
+        from shallowdraft.commands.progress import follow
+        from shallowdraft.models.synthetic import random_draft
+        from shallowdraft.profiling.latency import measure, points
+        from shallowdraft.profiling.law import RANDOM, shape_of, trial_shapes
+
+        parent = self._parent_shape(target)
+        given = (str(one) for one in trial_shapes(parent)) if self.shapes == ("auto",) else self.shapes
+        wanted = {f"{RANDOM}{one}": points([f"{RANDOM}{one}"], FEW, self.contexts, [1]) for one in given}
+        size = self.rounds * sum(map(len, wanted.values()))
+
+        def steps() -> Iterator[int]:
+            done = 0
+            for name, of_shape in wanted.items():
+                draft = random_draft(name, shape_of(name, parent), target, self.draft_dtype)
+                for count in measure(target, {name: draft}, of_shape, Path(self.out), self.rounds):
+                    yield done + count
+                done += self.rounds * len(of_shape)
+
+        follow("timing shapes", steps(), size)
+
+
+def show(profile: "Measured", parent: "ModelShape") -> None:
+    """Iterations of every draft, passes of the target; of shapes Figure 4 and the law."""
+    from shallowdraft.commands.tables import table_console
+    from shallowdraft.profiling.latency import ANY
+    from shallowdraft.profiling.law import RANDOM
+
+    console = table_console()
+    drafts = [name for name in profile.drafts if not name.startswith(RANDOM)]
+    for batch, context in sorted({(point.batch, point.context) for point in profile.samples}):
+        if drafts:
+            console.print(_iterations(profile, drafts, context, batch))
+        passes = (f"{d + 1}: {1e3 * profile.target_s(d, context, batch):.2f}" for d in profile.lookaheads(ANY))
+        console.print(
+            f"context {context}, batch {batch}: ms of the target's pass by tokens: "
+            f"1: {1e3 * profile.pass_s(context, batch):.2f}, " + ", ".join(passes),
+            soft_wrap=True,
+        )
+    if len(drafts) < len(profile.drafts):
+        console.print(*_shapes(profile, parent), sep="\n", soft_wrap=True)
+
+
+def _iterations(profile: "Measured", drafts: list[str], context: int, batch: int) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from shallowdraft.commands.tables import table_console
+    lookaheads = [d for d in profile.lookaheads(drafts[0]) if d in SHOWN] or profile.lookaheads(drafts[0])
+    plain_ms = 1e3 * profile.plain_s(context, batch)
+    title = f"ms an iteration (of them drafting); context {context}, batch {batch}; plain decoding {plain_ms:.2f}"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
+    table.add_column("draft", no_wrap=True)
+    for lookahead in lookaheads:
+        table.add_column(f"d={lookahead}", justify="right", no_wrap=True)
+    for draft in drafts:
+        found = (profile.iteration(draft, lookahead, context, batch) for lookahead in lookaheads)
+        table.add_row(draft, *(f"{1e3 * one.total_s:.2f} ({1e3 * one.draft_s:.2f})" for one in found))
+    return table
 
-    console = table_console()
-    for batch, context in product(batches, contexts):
-        plain_ms = 1e3 * profile.plain_s(context, batch)
-        title = f"ms an iteration (of them drafting); context {context}, batch {batch}; plain decoding {plain_ms:.2f}"
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
-        table.add_column("draft", no_wrap=True)
-        lookaheads = profile.lookaheads(profile.drafts[0])
-        for lookahead in lookaheads:
-            table.add_column(str(lookahead), justify="right", no_wrap=True)
-        for draft in profile.drafts:
-            found = (profile.iteration(draft, lookahead, context, batch) for lookahead in lookaheads)
-            table.add_row(draft, *(f"{1e3 * one.total_s:.2f} ({1e3 * one.draft_s:.2f})" for one in found))
-        console.print(table)
+
+def _shapes(profile: "Measured", parent: "ModelShape") -> "Iterator[str]":
+    """Figure 4, and the law with its residuals."""
+    from shallowdraft.profiling.law import FEWEST, RANDOM, figure_4, fit, observations
+
+    context = min(point.context for point in profile.samples)
+    d = max(FEW)
+    for title, family in figure_4(parent).items():
+        timed = [shape for shape in family if f"{RANDOM}{shape}" in profile.drafts]
+        if timed:
+            steps = (1e3 * profile.iteration(f"{RANDOM}{shape}", d, context).draft_s / d for shape in timed)
+            yield f"ms a draft step, {title}: " + ", ".join(
+                f"{shape} {ms:.3f}" for shape, ms in zip(timed, steps, strict=True)
+            )
+    seen = observations(profile, parent)
+    if len({one.shape for one in seen}) >= FEWEST:
+        law = fit(seen)
+        yield (
+            f"law: {1e6 * law.start_s:.0f} us to start drafting; a step {1e6 * law.step_s:.1f} us, "
+            f"{1e6 * law.layer_s:.1f} a layer, {1e12 * law.weight_s:.1f} a million weights, "
+            f"{1e12 * law.attended_s:.1f} a million cached numbers; "
+            f"typically {law.typical_error:.1%} off, {law.worst_error:.1%} at worst"
+        )

@@ -44,7 +44,7 @@ class Prune(DistillingCommand):
             return replace(self, out=folder)._run()
 
     def _run(self) -> int:
-        from shallowdraft.building.pruning import child_shape, require_reachable
+        from shallowdraft.building.pruning import require_reachable
         from shallowdraft.models.model import load
 
         if not (0 <= self.probe <= 1 and 0 < self.mask_tokens <= 1):
@@ -55,7 +55,7 @@ class Prune(DistillingCommand):
         wanted = shapes.parse(self.shape, vocab=parent.shape.vocab, context=parent.shape.context)
         wanted = replace(wanted, head_dim=parent.shape.head_dim) if "hd" not in self.shape else wanted
         require_reachable(parent.shape, wanted)
-        child = child_shape(parent.shape, wanted)
+        child = shapes.child_shape(parent.shape, wanted)
         self._say_costs(parent.shape, child)
         shop = self.workshop(parent.require_tokenizer())
         if not self._plan(shop, parent.decoder, child):

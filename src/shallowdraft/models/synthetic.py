@@ -17,7 +17,8 @@ from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import require_memory
-from shallowdraft.models.model import Model
+from shallowdraft.models.model import Model, resolve_dtype
+from shallowdraft.models.projection import best_packing
 from shallowdraft.shapes import ModelShape
 
 SMALLEST_VOCABULARY = 320  # 256 bytes, so that any prompt can be written, and some words
@@ -118,6 +119,17 @@ def random_decoder(shape: ModelShape, *, seed: int = 0, scale: float = 1.0) -> D
     """Undamped random weights of variance scale / columns: an output that depends on the whole context."""
     random = torch.Generator().manual_seed(seed)
     return assemble(shape, {name: _random_parameter(name, size, scale, random) for name, size in _sizes(shape).items()})
+
+
+def random_draft(name: str, shape: ModelShape, like: Model, dtype: str | None = None) -> Model:
+    """A model that costs what a draft of that shape would, beside a target `like`; `dtype` as `load_draft` takes it."""
+    decoder = random_decoder(shape)
+    packing = best_packing(shape, torch.float32, like.device)
+    if dtype == "int8" or (dtype is None and packing == "panels"):
+        decoder.pack("bytes")
+    else:
+        decoder.to(like.device, resolve_dtype(dtype, like.device)).pack(None)
+    return Model(name, decoder, like.tokenizer)
 
 
 def byte_tokenizer(vocab: int) -> Any:

@@ -54,7 +54,7 @@ class Profile:
         return list(dict.fromkeys(point.draft for point in self.samples))
 
     def lookaheads(self, draft: str) -> list[int]:
-        return sorted({point.lookahead for point in self.samples if point.draft == draft})
+        return sorted({point.lookahead for point in self.samples if draft in (point.draft, ANY)})
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Seconds a token of plain decoding."""
@@ -74,6 +74,19 @@ class Profile:
         whose = {"draft_s": draft, "target_s": ANY, "rest_s": draft}  # all drafts are verified alike
         ratios = (self._ratio(part, whose[part], lookahead, context, batch, plain_s) for part in PARTS)
         return Iteration(*(ratio * (plain_s or self.plain_s(context, batch)) for ratio in ratios))
+
+    def target_s(self, lookahead: int, context: float, batch: int = 1) -> float:
+        """Seconds in which the target verifies so many draft tokens: a pass of one token more."""
+        return self._ratio("target_s", ANY, lookahead, context, batch, None) * self.plain_s(context, batch)
+
+    def rest_s(self, lookahead: int, context: float, batch: int = 1) -> float:
+        """Seconds of an iteration beside drafting and verifying."""
+        return self._ratio("rest_s", ANY, lookahead, context, batch, None) * self.plain_s(context, batch)
+
+    def pass_s(self, context: int, batch: int = 1) -> float:
+        """Seconds of the target's pass over one token."""
+        of_place = (rows for point, rows in self.samples.items() if (point.context, point.batch) == (context, batch))
+        return float(median(row["pass_s"] for rows in of_place for row in rows))
 
     def iterations(self, draft: str, context: float, batch: int = 1) -> dict[int, Iteration]:
         """At every lookahead up to the longest that was measured."""
@@ -196,6 +209,7 @@ def _sample(target: Model, drafts: Mapping[str, Model], group: Sequence[Point]) 
             yield asdict(point) | {
                 "turn": turn,
                 "plain_s": plain.total_s / COUNT,
+                "pass_s": plain.verify_s / COUNT,
                 "draft_s": times.draft_s / COUNT,
                 "target_s": times.verify_s / COUNT,
                 "rest_s": max(0.0, times.total_s - times.draft_s - times.verify_s) / COUNT,

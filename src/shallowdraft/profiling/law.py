@@ -1,25 +1,34 @@
-"""A law for the latency of one draft step, fitted to shapes that were timed with random weights.
+"""A law for the time of drafting, fitted to shapes that were timed with random weights.
 
-    step = fixed + layers * per_layer + weight bytes * per_byte + cached bytes attended to * per_attended_byte
+    drafting = start + lookahead * (step + layers * layer + weights * weight + cached numbers attended to * attended)
 
 All coefficients are at least 0; the fit minimises relative errors, and says how large they are left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from shallowdraft.errors import RecordError
-from shallowdraft.shapes import ModelShape
+from shallowdraft.profiling.latency import Profile
+from shallowdraft.shapes import ModelShape, child_shape, parse
+
+RANDOM = "random:"  # what the name of a draft begins with that has a shape and random weights
+
+DEPTHS = (1, 2, 4, 8)
+SHARES = (1.0, 0.75, 0.5, 0.375, 0.25)
+FIXED_DEPTH = 2
+FEWEST = 5  # shapes for a law
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One draft step of a shape."""
+    """All draft steps of an iteration."""
 
     shape: ModelShape
+    lookahead: int
     context: float
     seconds: float
 
@@ -28,17 +37,20 @@ class Observation:
 class LatencyLaw:
     """Seconds by what causes them."""
 
-    fixed_s: float
+    start_s: float
+    """An iteration's, whatever is drafted."""
+    step_s: float
     layer_s: float
-    byte_s: float
-    attended_byte_s: float
-    dtype: str
+    weight_s: float
+    """A weight that is read, in the precision that was timed."""
+    attended_s: float
+    """A number in the cache that is attended to."""
     residuals: tuple[float, ...] = ()
     """Relative error on every observation."""
 
-    def step_s(self, shape: ModelShape, context: float) -> float:
-        causes = _causes(shape, context, self.dtype)
-        return float(np.dot((self.fixed_s, self.layer_s, self.byte_s, self.attended_byte_s), causes))
+    def draft_s(self, shape: ModelShape, lookahead: int, context: float) -> float:
+        coefficients = (self.start_s, self.step_s, self.layer_s, self.weight_s, self.attended_s)
+        return float(np.dot(coefficients, _causes(shape, lookahead, context)))
 
     @property
     def typical_error(self) -> float:
@@ -49,45 +61,89 @@ class LatencyLaw:
         return max(abs(error) for error in self.residuals)
 
 
-def fit(observations: Sequence[Observation], dtype: str) -> LatencyLaw:
+def _causes(shape: ModelShape, lookahead: int, context: float) -> tuple[float, ...]:
+    attended = context * 2 * shape.layers * shape.kv_heads * shape.head_dim
+    return 1.0, *(lookahead * cause for cause in (1.0, shape.layers, shape.pass_parameters, attended))
+
+
+def fit(observations: Sequence[Observation]) -> LatencyLaw:
     from scipy.optimize import nnls
 
-    if len(observations) < 5:
-        raise RecordError(f"{len(observations)} shapes were timed; a law needs 5, with different depths and widths")
-    causes = np.array([_causes(one.shape, one.context, dtype) for one in observations])
+    shapes = {one.shape for one in observations}
+    if len(shapes) < FEWEST:
+        raise RecordError(f"{len(shapes)} shapes were timed; a law needs {FEWEST}, with different depths and widths")
+    causes = np.array([_causes(one.shape, one.lookahead, one.context) for one in observations])
     seconds = np.array([one.seconds for one in observations])
     scale = causes.max(0)
     found, _ = nnls(causes / scale / seconds[:, None], np.ones(len(seconds)))
-    fixed_s, layer_s, byte_s, attended_byte_s = (found / scale).tolist()
-    law = LatencyLaw(fixed_s, layer_s, byte_s, attended_byte_s, dtype)
-    errors = tuple(law.step_s(one.shape, one.context) / one.seconds - 1 for one in observations)
+    law = LatencyLaw(*(found / scale).tolist())
+    errors = tuple(law.draft_s(one.shape, one.lookahead, one.context) / one.seconds - 1 for one in observations)
     return replace(law, residuals=errors)
 
 
-def _causes(shape: ModelShape, context: float, dtype: str) -> tuple[float, float, float, float]:
-    return 1.0, shape.layers, shape.pass_bytes(dtype), context * shape.kv_bytes_per_token(dtype)
+def observations(profile: Profile, like: ModelShape) -> list[Observation]:
+    """Of the shapes in a profile, which are of the family of `like`."""
+    return [
+        Observation(
+            shape_of(point.draft, like),
+            point.lookahead,
+            point.context,
+            profile.iteration(point.draft, point.lookahead, point.context).draft_s,
+        )
+        for point in profile.samples
+        if point.draft.startswith(RANDOM) and point.batch == 1
+    ]
+
+
+def shape_of(name: str, like: ModelShape) -> ModelShape:
+    """The shape that a draft with random weights is named after."""
+    return child_shape(like, parse(name.removeprefix(RANDOM), vocab=like.vocab, context=like.context))
+
+
+def narrowed(parent: ModelShape, layers: int, share: float, ffn: int | None = None) -> ModelShape:
+    """So many layers, each that share of the parent's wide: whole key/value groups, FFN in eights."""
+    kv_heads = max(1, round(share * parent.kv_heads))
+    heads = kv_heads * (parent.heads // parent.kv_heads)
+    step = 32 if parent.d_model >= 64 else 1
+    return replace(
+        parent,
+        layers=layers,
+        d_model=min(parent.d_model, max(step, round(share * parent.d_model / step) * step)),
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=min(parent.ffn, ffn or max(8, round(share * parent.ffn / 8) * 8)),
+        embed_dim=0 if parent.embed_dim == parent.d_model else parent.embed_dim,
+        full_layers=min(layers, parent.full_layers),
+    )
+
+
+def figure_4(parent: ModelShape) -> dict[str, list[ModelShape]]:
+    """The paper's three families: as many weights in fewer, wider layers; depths at one width; widths at one depth."""
+    depths = [layers for layers in DEPTHS if layers <= parent.layers]
+    flat = narrowed(parent, 1, 1.0)
+    weights = layer_weights(flat)
+    same = []
+    for layers in depths:
+        share = layers**-0.5
+        narrow, wide = (layer_weights(narrowed(parent, 1, share, ffn)) for ffn in (8, 16))
+        ffn = 8 + round((weights / layers - narrow) / (wide - narrow)) * 8
+        if 8 <= ffn <= parent.ffn:
+            same.append(narrowed(parent, layers, share, ffn))
+    return {
+        "as many weights in layers": same,
+        "depth at full width": [narrowed(parent, layers, 1.0) for layers in depths],
+        f"width at depth {FIXED_DEPTH}": [narrowed(parent, FIXED_DEPTH, share) for share in SHARES],
+    }
+
+
+def layer_weights(shape: ModelShape) -> int:
+    """Parameters of all layers."""
+    head = 0 if shape.tied else shape.vocab * shape.embed_dim
+    return shape.parameters - shape.embedding_parameters - head
 
 
 def trial_shapes(parent: ModelShape) -> list[ModelShape]:
-    """Depths at fixed width, widths at fixed depth, and both at once, as the paper's Figure 4 has them."""
-
-    def narrower(layers: int, share: float) -> ModelShape:
-        heads = max(1, round(share * parent.heads))
-        kv_heads = heads if parent.kv_heads == parent.heads else max(1, round(share * parent.kv_heads))
-        heads = -(-heads // kv_heads) * kv_heads
-        width = max(2, round(share * parent.d_model / 32) * 32) if parent.d_model >= 64 else parent.d_model
-        embed = 0 if parent.embed_dim == parent.d_model else parent.embed_dim
-        return replace(
-            parent,
-            layers=layers,
-            d_model=width,
-            heads=heads,
-            kv_heads=kv_heads,
-            ffn=max(8, round(share * parent.ffn / 8) * 8),
-            embed_dim=embed,
-            full_layers=min(layers, parent.full_layers),
-        )
-
-    depths = [layers for layers in (1, 2, 4, 8) if layers <= parent.layers]
-    shares = (1.0, 0.75, 0.5, 0.375)
-    return list(dict.fromkeys(narrower(layers, share) for layers in depths for share in shares))
+    """What to time for a law: Figure 4's shapes, and depths at half the width."""
+    families: Iterable[list[ModelShape]] = figure_4(parent).values()
+    half = [narrowed(parent, layers, 0.5) for layers in DEPTHS if layers <= parent.layers]
+    return list(dict.fromkeys([shape for family in families for shape in family] + half))

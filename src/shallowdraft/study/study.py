@@ -170,12 +170,17 @@ def _replayed(drafts: Mapping[str, Model], trace: Trace, failed: dict[str, str],
 
 def _profiled(target: Model, drafts: Mapping[str, Model], plan: Plan, path: Path, follow: Follow) -> Profile:
     longest = max(plan.lookaheads)
-    measured_ones = [d for d in ALWAYS_MEASURED if d < longest] + [longest]
     room = min(model.shape.context for model in (target, *drafts.values()))
     contexts = [context for context in plan.contexts if context < room - 64 * (longest + 1)] or [max(1, room // 8)]
-    wanted = points(list(drafts), measured_ones, contexts, [1])
+    wanted = points(list(drafts), timed_at(plan.lookaheads), contexts, [1])
     follow("timing iterations", measure(target, drafts, wanted, path, plan.rounds), plan.rounds * len(wanted))
     return read_profile(path)
+
+
+def timed_at(lookaheads: Sequence[int]) -> list[int]:
+    """Lookaheads to time so that all of these lie between them."""
+    longest = max(lookaheads)
+    return [d for d in ALWAYS_MEASURED if d < longest] + [longest]
 
 
 def _row(found: Replay, profile: Profile, prediction: cost.Prediction, draft: Model, live: Measured | None) -> Row:

@@ -1,0 +1,158 @@
+"""Task accuracy by the likelihood of choices, as lm-evaluation-harness defines it, and what it says about TAR.
+
+MMLU: which of " A" to " D" is likeliest after five solved questions. HellaSwag: which ending is likeliest, as a whole
+(acc) and for each of its bytes (acc_norm).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from shallowdraft.errors import PromptError
+from shallowdraft.intervals import bootstrap
+from shallowdraft.models.model import Model
+from shallowdraft.prompts import FOLDER
+from shallowdraft.replay.traces import Output, predictions
+
+SETS = ("mmlu", "hellaswag")
+LETTERS = "ABCDEFGHIJ"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A context, what may follow it, and which of these is right."""
+
+    context: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A share of right answers."""
+
+    value: float
+    interval: tuple[float, float]
+    chance: float
+
+    @property
+    def above_chance(self) -> bool:
+        return self.interval[0] > self.chance
+
+
+@dataclass(frozen=True)
+class Score:
+    """A model on a set."""
+
+    accuracy: Accuracy
+    normalised: Accuracy
+    """By the likelihood of a byte."""
+    loss: float
+    """Mean negative log-likelihood of a token of the right choices."""
+
+
+def load_questions(name: str, limit: int | None = None) -> list[Question]:
+    """A set that ships with the package, or a file of lines with prompt, choices and answer (a letter or a number)."""
+    file = FOLDER / f"{name}.jsonl" if name in SETS else Path(name)
+    if not file.is_file():
+        raise PromptError(f"{name}: no such file, and no set of questions of that name; there are {', '.join(SETS)}")
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [_question(file, number, line) for number, line in enumerate(lines[:limit], 1)]
+
+
+def _question(file: Path, number: int, line: str) -> Question:
+    try:
+        row = json.loads(line)
+        choices, answer = row["choices"], row["answer"]
+        if isinstance(answer, str):  # the choices stand in the prompt, under letters
+            options = tuple(f" {letter}" for letter in LETTERS[: len(choices)])
+            return Question(row["prompt"], options, LETTERS.index(answer))
+        return Question(row["prompt"], tuple(f" {choice}" for choice in choices), range(len(choices))[answer])
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise PromptError(f"{file}:{number}: no JSON object with prompt, choices and an answer among them") from None
+
+
+def score(model: Model, questions: Sequence[Question]) -> Iterator[int | Score]:
+    """Yields how many questions are answered, then the score."""
+    likelihoods, losses = [], []
+    for count, question in enumerate(questions, 1):
+        found = [token.tolist() for token in _likelihoods(model, question)]
+        likelihoods.append([sum(tokens) for tokens in found])
+        losses.extend(found[question.answer])
+        yield count
+    sizes = [[len(choice.encode()) for choice in question.choices] for question in questions]
+    per_byte = [[x / size for x, size in zip(*row, strict=True)] for row in zip(likelihoods, sizes, strict=True)]
+    yield Score(_accuracy(likelihoods, questions), _accuracy(per_byte, questions), -fmean(losses))
+
+
+def _likelihoods(model: Model, question: Question) -> "list[np.ndarray[Any, Any]]":
+    """Log-probabilities of every choice's tokens; a context that is too long loses its beginning."""
+    import torch
+
+    context = model.encode(question.context)
+    choices = [model.encode(question.context + choice)[len(context) :] for choice in question.choices]
+    room = model.shape.context - max(map(len, choices)) + 1
+    context = context[-room:]
+
+    def after(choice: list[int]) -> torch.Tensor:
+        passes = predictions(model.decoder, Output("", "", 0, context, choice), first=0)
+        return torch.cat([logits.float().log_softmax(-1) for logits, _ in passes])
+
+    if all(len(choice) == 1 for choice in choices):  # one pass tells them all
+        return list(after(choices[0])[0, [choice[0] for choice in choices]].cpu().numpy()[:, None])
+    return [
+        after(choice).gather(1, torch.tensor(choice, device=model.device)[:, None])[:, 0].cpu().numpy()
+        for choice in choices
+    ]
+
+
+def _accuracy(scores: Sequence[Sequence[float]], questions: Sequence[Question]) -> Accuracy:
+    pairs = zip(scores, questions, strict=True)
+    right = np.array([float(np.argmax(row) == question.answer) for row, question in pairs])
+    low, high = bootstrap(lambda draws: right[draws].mean(1), len(right))
+    chance = fmean(1 / len(question.choices) for question in questions)
+    return Accuracy(float(right.mean()), (float(low), float(high)), chance)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Whether a draft's ability foretells its TAR."""
+
+    of_accuracy: float | None
+    """Rank correlation of accuracy with TAR over drafts; None where no accuracy is above chance."""
+    of_loss: float | None
+    """Of the loss, with its sign turned: 1 means that a better model is accepted more."""
+
+    @property
+    def statement(self) -> str:
+        loss = (
+            ""
+            if self.of_loss is None
+            else f"; the loss on right answers ranks drafts as TAR does to {self.of_loss:+.2f}"
+        )
+        if self.of_accuracy is None:
+            return f"cannot be tested: the accuracy of every draft may be chance{loss}"
+        return f"accuracy ranks drafts as TAR does to {self.of_accuracy:+.2f}{loss}"
+
+
+def claim(scores: Mapping[str, Score], tars: Mapping[str, float]) -> Claim:
+    """Rank correlations over the drafts that have both."""
+    from scipy.stats import spearmanr
+
+    names = [name for name in scores if name in tars]
+
+    def correlation(figures: Sequence[float]) -> float | None:
+        accepted = [tars[name] for name in names]
+        if len(names) < 3 or len(set(figures)) < 2 or len(set(accepted)) < 2:
+            return None
+        return float(spearmanr(figures, accepted).statistic)
+
+    known = [scores[name] for name in names]
+    testable = any(one.accuracy.above_chance for one in known)
+    accuracy = correlation([one.accuracy.value for one in known]) if testable else None
+    return Claim(accuracy, correlation([-one.loss for one in known]))

@@ -1,0 +1,233 @@
+"""Search for the fastest draft by building it: successive halving over shapes.
+
+Every candidate is a shape that some parent can be pruned to. In each rung all that are left are distilled on the
+target, on three times as many tokens as in the rung before, replayed on a trace and ranked by predicted speed; a third
+goes on. Text to learn from may be a corpus; without one the target writes its own.
+"""
+
+import copy
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from pathlib import Path
+
+from shallowdraft import cost
+from shallowdraft.building.continuations import write_continuations
+from shallowdraft.building.corpus import TokenStore, empty_store, open_store, write_store
+from shallowdraft.building.jobs import Distil
+from shallowdraft.building.training import Recipe, Step, rows_at_once, usual_rate
+from shallowdraft.building.workshop import Workshop, prune_by_importance
+from shallowdraft.errors import OptionError
+from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.model import Model, load
+from shallowdraft.profiling.latency import measure, points, read_profile
+from shallowdraft.profiling.law import LatencyLaw, layer_weights
+from shallowdraft.records import Record, Records
+from shallowdraft.replay.acceptance import replay
+from shallowdraft.replay.traces import Trace
+from shallowdraft.shapes import ModelShape
+from shallowdraft.study.design import design, enumerate_shapes
+from shallowdraft.study.forecast import forecast
+from shallowdraft.study.study import Follow, timed_at
+
+KIND = "search"
+REDUCTION = 3
+HOPELESS = 0.9  # a shape that would have to be accepted more often than that is not built
+SEQUENCE, BATCH = 128, 2048
+OPENING = 16  # tokens that the target draws before it goes on, drawing or greedily
+ABOUT = 1.3  # so many times more or fewer weights are about as many
+SMALLEST = 8  # times fewer weights in its layers than the largest from the same parent
+PROBE = 0.2  # of the first rung's tokens, for each set of layers
+TRAINED = 0.25  # learning rate for what has been trained before, over the one for what was just cut
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape to prune a parent to; its own shape means that it is only distilled."""
+
+    parent: str
+    shape: ModelShape
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape} of {self.parent}"
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^A-Za-z0-9.-]+", "-", self.name)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How many candidates are distilled on how many tokens each."""
+
+    candidates: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest."""
+
+    candidate: Candidate
+    folder: Path
+    record: Record
+
+
+def plan_rungs(candidates: int, tokens: int) -> list[Rung]:
+    """All rungs take about as long: a third of the candidates, three times the tokens, until one is left."""
+    sizes = [candidates]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // REDUCTION))
+    first = tokens / sum(size * REDUCTION**number for number, size in enumerate(sizes))
+    return [Rung(size, max(BATCH, round(first * REDUCTION**number))) for number, size in enumerate(sizes)]
+
+
+def choose_candidates(
+    parents: Mapping[str, ModelShape],
+    law: LatencyLaw,
+    profile_path: Path,
+    context: float,
+    lookaheads: Sequence[int],
+    best_tokens_per_s: float | None,
+    count: int,
+    max_parameters: int | None = None,
+) -> list[Candidate]:
+    """From every parent shapes of several sizes, none that cannot win.
+
+    The parent's own is among them where it could: on a CPU a draft's weights have 8 bits, so that even the target may
+    draft for itself.
+    """
+    profile, found = read_profile(profile_path), []
+    for name, parent in parents.items():
+        designs = design(enumerate_shapes(parent, max_parameters), law, profile, context, lookaheads, best_tokens_per_s)
+        able = [one.shape for one in designs if one.to_win.acceptance_rate < HOPELESS]
+        found.append([Candidate(name, shape) for shape in _spread(able, -(-count // len(parents)))])
+    mixed = [of_parent[rank] for rank in range(count) for of_parent in found if rank < len(of_parent)]
+    if not mixed:
+        raise OptionError("no shape that these parents can be pruned to could be faster than what there is")
+    return mixed[:count]
+
+
+def _spread(shapes: Sequence[ModelShape], count: int) -> list[ModelShape]:
+    """From the most weights in layers down to an eighth of them, evenly by ratio; of about equal ones the widest.
+
+    Cutting whole layers out of a model harms it less than making all of them narrower.
+    """
+    if not shapes:
+        return []
+    most = max(map(layer_weights, shapes))
+    wanted = (most / SMALLEST ** (rank / max(1, count - 1)) for rank in range(count))
+
+    def fit(shape: ModelShape, size: float) -> tuple[float, float]:
+        distance = abs(log(layer_weights(shape) / size))
+        return -shape.d_model * shape.ffn if distance < log(ABOUT) else 0.0, distance
+
+    return list(dict.fromkeys(min(shapes, key=lambda one: fit(one, size)) for size in wanted))
+
+
+@dataclass(frozen=True)
+class Search:
+    """What every build needs."""
+
+    target: Model
+    """With weights that can be read, for distillation."""
+    engine: Model
+    """The same, packed for decoding."""
+    parents: Mapping[str, Model]
+    load_draft: Callable[[str], Model]
+    trace: Trace
+    profile: Path
+    lookaheads: Sequence[int]
+    folder: Path
+    follow: Follow
+    follow_training: Callable[[str, Iterator[Step]], None]
+    rounds: int = 3
+
+    def run(self, candidates: Sequence[Candidate], rungs: Sequence[Rung], store: TokenStore) -> Found:
+        """Build, or what is left of it."""
+        about = {"target": self.target.name, "trace": len(self.trace.outputs), "rungs": [vars(rung) for rung in rungs]}
+        file = Records.open(self.folder / "search.jsonl", KIND, about)
+        done = {(row["candidate"], row["rung"]): row for row in file}
+        left = list(candidates)
+        for number, rung in enumerate(rungs):
+            for candidate in left:
+                if (candidate.name, number) not in done:
+                    row = self._build(candidate, number, rung, store)
+                    done[candidate.name, number] = row
+                    file.append(row)
+            left.sort(key=lambda one: -done[one.name, number]["tokens_per_s"])
+            left = left[: rungs[number + 1].candidates] if number + 1 < len(rungs) else left[:1]
+        winner = left[0]
+        return Found(winner, self._saved(winner, len(rungs) - 1), done[winner.name, len(rungs) - 1])
+
+    def _saved(self, candidate: Candidate, rung: int) -> Path:
+        return self.folder / candidate.folder / f"rung-{rung}"
+
+    def _build(self, candidate: Candidate, number: int, rung: Rung, store: TokenStore) -> Record:
+        out = self._saved(candidate, number)
+        if not out.exists():
+            partial = out.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            decoder = self._trained(candidate, number, rung, store)
+            replace(self.parents[candidate.parent], decoder=decoder).save(partial)
+            partial.rename(out)
+        draft = replace(self.load_draft(str(out)), name=candidate.name)
+        wanted = points([candidate.name], timed_at(self.lookaheads), [round(self.trace.mean_context)], [1])
+        steps = measure(self.engine, {candidate.name: draft}, wanted, self.profile, self.rounds)
+        self.follow(f"timing {candidate.name}", steps, self.rounds * len(wanted))
+        found = replay(draft, self.trace)
+        best = cost.best(forecast(found, read_profile(self.profile), self.lookaheads))
+        return {
+            "candidate": candidate.name,
+            "rung": number,
+            "tokens": rung.tokens,
+            "lookahead": best.lookahead,
+            "tar": best.tar,
+            "speed_up": best.speed_up,
+            "tokens_per_s": best.tokens_per_s,
+        }
+
+    def _trained(self, candidate: Candidate, number: int, rung: Rung, store: TokenStore) -> Decoder:
+        """Distilled on from the rung before; what training made worse is left as it was."""
+        work = self.folder / candidate.folder / f"training-{number}"
+        shop = Workshop(store, work, self.follow_training, validation_tokens=8192, importance_tokens=32768)
+        rate = usual_rate(candidate.shape)
+        recipe = Recipe(rung.tokens, BATCH, SEQUENCE, rows_at_once(candidate.shape, SEQUENCE), rate, seed=number)
+        parent = self.parents[candidate.parent].decoder
+        cut = candidate.shape != parent.shape and number == 0
+        if number:
+            decoder = load(self._saved(candidate, number - 1), "float32", self.target.device, trainable=True).decoder
+        elif cut:
+            decoder = prune_by_importance(
+                shop, parent, candidate.shape, recipe, objective="forward-kl", probe=PROBE, target=self.target.decoder
+            )
+        else:
+            decoder = load(candidate.parent, "float32", self.target.device, trainable=True).decoder
+        if candidate.shape == self.target.shape and candidate.parent == self.target.name:
+            return decoder  # agrees already
+        before = copy.deepcopy(decoder)
+        recipe = replace(recipe, learning_rate=rate if cut else TRAINED * rate)
+        shop.train("distil", decoder, Distil(self.target.decoder), recipe)
+        kept = max((before, decoder), key=lambda one: shop.validate(one, self.target.decoder, SEQUENCE)["acceptance"])
+        shutil.rmtree(work)
+        return kept
+
+
+def write_text(target: Model, folder: Path, tokens: int, corpus: Path | None) -> Iterator[int]:
+    """Text to distil on, made once: the target's own, and a corpus if there is one; yields tokens written."""
+    if (folder / "text" / "store.json").exists():
+        return
+    tokenizer = target.require_tokenizer()
+    plain = folder / "corpus"
+    if corpus is None:
+        store = empty_store(tokenizer, plain)
+    else:
+        store = open_store(plain) if (plain / "store.json").exists() else write_store(corpus, tokenizer, plain)
+    size = {"tokens": tokens, "prompt": OPENING, "length": SEQUENCE - OPENING, "rows": 64}
+    written: Iterable[TokenStore | int] = write_continuations(store, target.decoder, folder / "text", **size, seed=1)
+    for done in written:
+        if not isinstance(done, TokenStore):
+            yield done
