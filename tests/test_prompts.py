@@ -1,6 +1,7 @@
 """Sets of prompts, shipped and from files."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from shallowdraft.cli import main
 from shallowdraft.errors import PromptError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts, names
+from shallowdraft.prompts.published import few_shot
 from shallowdraft.shapes import parse
 
 
@@ -29,7 +31,8 @@ def test_shipped_sets_are_whole_and_say_where_they_come_from():
     ("content", "said"),
     [
         ('{"text": "a"}', ':1: no JSON object with a "prompt" field'),
-        ('{"prompt": 3}', "is no text"),
+        ('{"prompt": 3}', "field that holds text"),
+        ("[1]", ":1: no JSON object"),
         ("\n", "holds no prompt"),
     ],
 )
@@ -37,6 +40,66 @@ def test_wrong_files(tmp_path: Path, content: str, said: str):
     (tmp_path / "file.jsonl").write_text(content)
     with pytest.raises(PromptError, match=said):
         load_prompts(tmp_path / "file.jsonl")
+
+
+PUBLISHED = {  # a row of each set, as its authors publish it
+    "mt-bench": ({"prompt_id": 7, "prompt": ["Write a poem.", "Shorter."], "category": "writing"}, "Write a poem."),
+    "arena": ({"question_id": "x", "turns": [{"content": "Explain DNS."}]}, "Explain DNS."),
+    "spec-bench": ({"question_id": 81, "category": "qa", "turns": ["Who is it?", "And why?"]}, "Who is it?"),
+    "gsm8k": ({"question": "Two and two?", "answer": "#### 4"}, "Two and two?"),
+    "humaneval": ({"task_id": "HumanEval/0", "prompt": "def f():"}, "def f():"),
+    "hellaswag": (
+        {
+            "activity_label": "Canoeing",
+            "ctx_a": "Two women are shown. [title] More",
+            "ctx_b": "the child",
+            "ctx": "Two women are shown. the child",
+            "endings": ["a", "b"],
+        },
+        "Canoeing: Two women are shown.. More The child",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_as_they_are_published(name: str, tmp_path: Path):
+    row, text = PUBLISHED[name]
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps(row) + "\n")
+    first, second = load_prompts(tmp_path)
+    assert first.text == second.text == text
+    assert first.id != second.id
+
+
+def test_mmlu_has_five_solved_questions_of_its_subject_before_it():
+    """The shipped sample, which others made in this format, taken apart and put together again."""
+    (whole,) = (one.text for one in load_prompts("mmlu")[:1])
+    head, *blocks = whole.split("\n\n")
+    subject = head.removesuffix(".").split(" about ")[1].replace(" ", "_")
+    rows = []
+    for block in blocks:
+        question, a, b, c, rest = block.rsplit("\n", 4)[0], *block.rsplit("\n", 4)[1:]
+        question, first = question.rsplit("\n", 1)
+        choices = [line[3:] for line in (first, a, b, c)]
+        answer = rest.removeprefix("Answer:").strip()
+        rows.append(
+            {"question": question, "choices": choices, "subject": subject, "answer": "ABCD".find(answer or "A")}
+        )
+    *solved, asked = rows
+    assert few_shot([*solved, {**asked, "subject": subject}])(asked) == whole
+
+
+def test_a_full_set_needs_its_library_or_a_known_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(PromptError, match="pip install datasets"):
+        load_prompts("mmlu:full")
+    with pytest.raises(PromptError, match=r"zoo:full is unknown; there are mmlu:full"):
+        load_prompts("zoo:full")
+
+
+def test_an_empty_folder(tmp_path: Path):
+    with pytest.raises(PromptError, match=r"no \*\.jsonl files"):
+        load_prompts(tmp_path)
 
 
 def test_unknown_sets():

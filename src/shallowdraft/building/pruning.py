@@ -16,7 +16,7 @@ from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.shapes import ModelShape, child_shape
 
-MOST_CANDIDATES = 5
+MOST_CANDIDATES = 6
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from shallowdraft.building.corpus import Batches, TokenStore
 from shallowdraft.building.importance import Importance, measure_importance
 from shallowdraft.building.jobs import Distil, Job
 from shallowdraft.building.masks import Shear
-from shallowdraft.building.pruning import carve, choose, layer_candidates
+from shallowdraft.building.pruning import MOST_CANDIDATES, carve, choose, layer_candidates
 from shallowdraft.building.training import Recipe, Step, rows_at_once, train, validate
 from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
@@ -98,15 +98,16 @@ def prune_by_importance(
     objective: str,
     probe: float,
     target: Decoder | None = None,
+    sets: int = MOST_CANDIDATES,
 ) -> Decoder:
-    """Carve each candidate set of layers, distil it on a share of the tokens, keep what the target accepts most of.
+    """Carve up to so many sets of layers, distil each on a share of the tokens, keep what the target accepts most of.
 
     The target is the parent unless another one is given.
     """
     target = target or parent
     importance = _importance(shop, parent, recipe)
     short = replace(recipe, tokens=_share(recipe, probe))
-    candidates = layer_candidates(importance, wanted.layers)
+    candidates = layer_candidates(importance, wanted.layers)[:sets]
     tried: list[tuple[float, Decoder]] = []
     for layers in candidates:
         decoder = carve(parent, wanted, choose(parent.shape, wanted, importance, layers))

@@ -52,11 +52,11 @@ class Design(DraftCommand):
     """Build drafts and find the fastest; needs --trace and --out."""
     out: Name = None
     """Folder for what --search builds: OUT/draft is the winner."""
-    candidates: int = 9
+    candidates: int = 6
     """Shapes to begin with; a third of them goes on from each rung to the next."""
-    tokens: int = 1_000_000
+    tokens: int = 500_000
     """Tokens to distil on, over all candidates."""
-    text: int = 400_000
+    text: int = 200_000
     """Tokens that the target writes to learn from; they are read several times."""
     corpus: Name = None
     """Folder of text to begin the target's from, and to learn from beside it. Default: the target begins by itself."""
@@ -226,15 +226,10 @@ def show(found: "list[Found]", best: dict[str, Any], accuracy: str) -> None:
     for column in ("shape", "parameters", "as fast", "ms a step", "breaks even at", *([goal] if goal else [])):
         table.add_column(column, justify="left" if column == "shape" else "right", no_wrap=True)
     sets = Counter(one.latency_set for one in found)
-    for one in found:
-        if one.on_front:
-            cells = (
-                str(one.shape),
-                f"{one.shape.parameters:,}",
-                str(sets[one.latency_set] - 1),
-                f"{1e3 * one.step_s:.3f}",
-            )
-            table.add_row(*cells, _needed(one.break_even), *([_needed(one.to_win)] if goal else []))
+    largest = {one.latency_set: one for one in found if one.on_front}
+    for one in largest.values():
+        cells = str(one.shape), f"{one.shape.parameters:,}", str(sets[one.latency_set] - 1), f"{1e3 * one.step_s:.3f}"
+        table.add_row(*cells, _needed(one.break_even), *([_needed(one.to_win)] if goal else []))
     console = table_console()
     console.print(table)
     console.print(

@@ -54,9 +54,9 @@ class Predict(DraftCommand):
                 "give --trace and --profile, or numbers: "
                 "--tar (or --acceptance-rate), --lookahead, --draft-ms and --target-ms"
             )
-        found = [("", self._typed())] if self.trace is None else list(self._measured())
+        found = [Forecast("", self._typed())] if self.trace is None else self._measured()
         if self.json_output:
-            print(json.dumps({"predictions": [{"draft": name} | as_json(one) for name, one in found]}))
+            print(json.dumps({"predictions": [as_json(one) for one in found]}))
         else:
             show(found)
         return 0
@@ -80,12 +80,12 @@ class Predict(DraftCommand):
         plain_ms = self.target_ms if self.plain_ms is None else self.plain_ms
         return Prediction(self.lookahead, tar, times, Iteration(0.0, plain_ms / 1e3).total_s)
 
-    def _measured(self) -> "list[tuple[str, Prediction]]":
+    def _measured(self) -> "list[Forecast]":
         from shallowdraft import cost
         from shallowdraft.profiling.latency import read_profile, require_machine
         from shallowdraft.replay.acceptance import replay
         from shallowdraft.replay.traces import read_trace
-        from shallowdraft.study.forecast import forecast
+        from shallowdraft.study.forecast import forecast, interval
 
         assert self.trace is not None
         assert self.profile is not None
@@ -95,19 +95,34 @@ class Predict(DraftCommand):
         for name in self.draft or profile.drafts:
             draft = self.load_draft(name)
             require_machine(profile, draft.device)
-            found.append((name, cost.best(forecast(replay(draft, trace), profile))))
-        return sorted(found, key=lambda one: -one[1].tokens_per_s)
+            replayed = replay(draft, trace)
+            best = cost.best(forecast(replayed, profile))
+            found.append(Forecast(name, best, interval(replayed, best)))
+        return sorted(found, key=lambda one: -one.prediction.tokens_per_s)
 
 
-def as_json(one: "Prediction") -> dict[str, Any]:
+@dataclass(frozen=True)
+class Forecast:
+    """A draft at its best lookahead."""
+
+    draft: str
+    prediction: "Prediction"
+    interval: tuple[float, float] | None = None
+    """95 % of the speed-up over prompts; unknown for numbers typed in."""
+
+
+def as_json(found: Forecast) -> dict[str, Any]:
     from dataclasses import asdict
 
+    one = found.prediction
     return {
+        "draft": found.draft,
         "lookahead": one.lookahead,
         "tar": one.tar,
         "tokens_per_s": one.tokens_per_s,
         "plain_tokens_per_s": 1 / one.plain_s,
         "speed_up": one.speed_up,
+        "speed_up_interval": found.interval,
         "break_even_tar": one.break_even_tar,
         **asdict(one.iteration),
         "waterfall": asdict(one.waterfall),
@@ -115,7 +130,7 @@ def as_json(one: "Prediction") -> dict[str, Any]:
     }
 
 
-def show(found: "list[tuple[str, Prediction]]") -> None:
+def show(found: list[Forecast]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -123,18 +138,19 @@ def show(found: "list[tuple[str, Prediction]]") -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     columns = ("draft", "lookahead", "TAR", "draft ms", "verify ms", "rest ms", "tokens/s", "plain", "speed-up")
-    for column in columns if found[0][0] else columns[1:]:
+    for column in columns if found[0].draft else columns[1:]:
         table.add_column(column, justify="left" if column == "draft" else "right", no_wrap=True)
-    for name, one in found:
-        times = one.iteration
+    for row in found:
+        one, times = row.prediction, row.prediction.iteration
         parts = [f"{seconds * 1e3:.2f}" for seconds in (times.draft_s, times.target_s, times.rest_s)]
-        speeds = [f"{one.tokens_per_s:.1f}", f"{1 / one.plain_s:.1f}", f"{one.speed_up:.2f}x"]
-        table.add_row(*([name] if name else []), str(one.lookahead), f"{one.tar:.2f}", *parts, *speeds)
+        between = f" ({row.interval[0]:.2f}–{row.interval[1]:.2f})" if row.interval else ""
+        speeds = [f"{one.tokens_per_s:.1f}", f"{1 / one.plain_s:.1f}", f"{one.speed_up:.2f}x{between}"]
+        table.add_row(*([row.draft] if row.draft else []), str(one.lookahead), f"{one.tar:.2f}", *parts, *speeds)
     console = table_console()
     console.print(table)
-    name, best = found[0]
+    best = found[0].prediction
     fall = best.waterfall
-    console.print(f"{name} {best.verdict}".strip(), soft_wrap=True)
+    console.print(f"{found[0].draft} {best.verdict}".strip(), soft_wrap=True)
     console.print(
         f"of TAR {fall.ideal:.2f}x, drafting takes {fall.drafting:.2f}, longer verification {fall.verifying:.2f}, "
         f"the rest {fall.rest:.2f}: {fall.actual:.2f}x is left",

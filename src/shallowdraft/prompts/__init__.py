@@ -1,12 +1,16 @@
-"""Sets of prompts: those that ship with the package by name, others as files of JSON lines with a `prompt` field."""
+"""Sets of prompts: those that ship with the package by name, full ones from the hub, files and folders of your own."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shallowdraft.errors import PromptError
+from shallowdraft.prompts.published import full_rows, text_of
 
 FOLDER = Path(__file__).parent
+FULL = ":full"
 
 
 @dataclass(frozen=True)
@@ -25,27 +29,62 @@ def names() -> list[str]:
 
 
 def load_prompts(name: str | Path) -> list[Prompt]:
-    """A set by its name, or a file."""
-    shipped = FOLDER / f"{name}.jsonl"
-    file = shipped if str(name) in names() else Path(name)
-    if not file.is_file():
+    """A set by its name; `NAME:full` all of it, through `datasets`; or a file of JSON lines, or a folder of such files.
+
+    Lines have a `prompt` field, or are rows as the authors of MMLU, HellaSwag, GSM8K, MT-Bench or Spec-Bench publish
+    them. A folder may also be what `datasets` saved.
+    """
+    if str(name).endswith(FULL):
+        rows = full_rows(str(name).removesuffix(FULL))
+        return [_prompt(str(name), number, row, text) for number, (row, text) in enumerate(rows, 1)]
+    path = FOLDER / f"{name}.jsonl" if str(name) in names() else Path(name)
+    if path.is_dir():
+        files = sorted(path.glob("*.jsonl"))
+        several = [replace(one, id=f"{file.stem}/{one.id}") for file in files for one in _read(file)]
+        found = several or _read_saved(path)
+    elif path.is_file():
+        found = _read(path)
+    else:
         raise PromptError(f"{name}: no such file, and no set of that name; there are {', '.join(names())}")
+    if not found:
+        raise PromptError(f"{path}: holds no prompt")
+    return found
+
+
+def _read(file: Path) -> list[Prompt]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise PromptError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}); convert it first") from None
-    prompts = [_prompt(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
-        raise PromptError(f"{file}: holds no prompt")
-    return prompts
+    return list(_parse(file, lines))
 
 
-def _prompt(file: Path, number: int, line: str) -> Prompt:
+def _parse(file: Path, lines: list[str]) -> Iterator[Prompt]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            yield _prompt(str(file), number, row, text_of(row) if isinstance(row, dict) else None)
+
+
+def _read_saved(folder: Path) -> list[Prompt]:
     try:
-        row = json.loads(line)
-        text = row["prompt"]
-    except (ValueError, KeyError, TypeError):
-        raise PromptError(f'{file}:{number}: no JSON object with a "prompt" field; each line must be one') from None
-    if not isinstance(text, str) or not text:
-        raise PromptError(f'{file}:{number}: "prompt" is no text')
-    return Prompt(str(row.get("id", number)), str(row.get("task", file.stem)), text)
+        from datasets import load_from_disk
+
+        rows = load_from_disk(str(folder))
+    except (ImportError, OSError, ValueError) as error:
+        raise PromptError(
+            f"{folder}: no *.jsonl files, and nothing that `datasets` saved and can read here ({error})"
+        ) from None
+    return [_prompt(str(folder), number, row, text_of(row)) for number, row in enumerate(rows, 1)]
+
+
+def _prompt(where: str, number: int, row: Any, text: str | None) -> Prompt:
+    if not text:
+        raise PromptError(
+            f'{where}:{number}: no JSON object with a "prompt" field that holds text; each line must be one'
+        )
+    known = next((str(row[name]) for name in ("id", "question_id", "task_id", "prompt_id") if name in row), str(number))
+    return Prompt(known, str(row.get("task", row.get("category", Path(where).stem))), text)

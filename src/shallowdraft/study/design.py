@@ -19,7 +19,7 @@ from shallowdraft.shapes import ModelShape
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 FFN_SHARES = (0.5, 1.0, 2.0)  # of what the width suggests, as far as the parent has it
-SAME = 1.05  # drafting that takes at most so much longer takes as long
+SAME = 1.1  # drafting that takes at most so much longer takes as long
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from shallowdraft.study.study import Follow, timed_at
 KIND = "search"
 REDUCTION = 3
 HOPELESS = 0.9  # a shape that would have to be accepted more often than that is not built
-SEQUENCE, BATCH = 128, 2048
+SEQUENCE, BATCH = 128, 1024
 OPENING = 16  # tokens that the target draws before it goes on, drawing or greedily
 ABOUT = 1.3  # so many times more or fewer weights are about as many
 SMALLEST = 8  # times fewer weights in its layers than the largest from the same parent
-PROBE = 0.2  # of the first rung's tokens, for each set of layers
+PROBE, LAYER_SETS = 0.2, 3  # of the first rung's tokens, for each of so many sets of layers
 TRAINED = 0.25  # learning rate for what has been trained before, over the one for what was just cut
 
 
@@ -202,7 +202,14 @@ class Search:
             decoder = load(self._saved(candidate, number - 1), "float32", self.target.device, trainable=True).decoder
         elif cut:
             decoder = prune_by_importance(
-                shop, parent, candidate.shape, recipe, objective="forward-kl", probe=PROBE, target=self.target.decoder
+                shop,
+                parent,
+                candidate.shape,
+                recipe,
+                objective="forward-kl",
+                probe=PROBE,
+                target=self.target.decoder,
+                sets=LAYER_SETS,
             )
         else:
             decoder = load(candidate.parent, "float32", self.target.device, trainable=True).decoder

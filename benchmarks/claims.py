@@ -1,0 +1,110 @@
+"""Claims 2 to 4 of "Decoding Speculative Decoding" on this machine and the zoo, a statement each.
+
+2: at equal size a draft's latency is set by its depth. 3: a draft's accuracy does not tell its TAR. 4: of drafts of
+equal size the wide, shallow one gives the most throughput.
+
+    python benchmarks/claims.py --out DIR
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from shallowdraft.models import zoo
+from shallowdraft.models.checkpoint import find_folder, read_shape
+from shallowdraft.profiling.latency import read_profile
+from shallowdraft.profiling.law import RANDOM, figure_4, fit, observations
+from shallowdraft.records import commit, processor
+
+EQUAL = ("1x256", "2x192", "4x128", "8x96")  # as many weights in layers, wide to deep
+LOOKAHEAD, CONTEXT = 8, 64
+
+
+def shallowdraft(*arguments: str) -> str:
+    command = [sys.executable, "-m", "shallowdraft", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def depth_sets_latency(folder: Path) -> str:
+    profile = folder / "shapes.jsonl"
+    shallowdraft(
+        "profile", "--target", "zoo:target", "--shapes", "auto", "--contexts", str(CONTEXT), "--out", str(profile)
+    )
+    found, parent = read_profile(profile), read_shape(find_folder("zoo:target"))
+    lines = []
+    for title, family in figure_4(parent).items():
+        steps = {shape: found.iteration(f"{RANDOM}{shape}", LOOKAHEAD, CONTEXT).draft_s / LOOKAHEAD for shape in family}
+        lines.append(f"  us a step, {title}: " + ", ".join(f"{shape} {1e6 * s:.0f}" for shape, s in steps.items()))
+        if title.startswith("as many"):
+            flat, deep = steps[family[0]], steps[family[-1]]
+    law = fit(observations(found, parent))
+    share = 8 * law.layer_s / (8 * law.layer_s + law.weight_s * family[0].pass_parameters)
+    holds = "holds" if deep > 1.05 * flat else "does not hold here"
+    lines.append(
+        f"  law: {1e6 * law.layer_s:.1f} us a layer, {1e12 * law.weight_s:.1f} us a million weights: "
+        f"of eight layers' time {share:.0%} is depth; typically {law.typical_error:.0%} off"
+    )
+    return f"2. {holds}: with as many weights, 8 layers take {deep / flat:.2f} times as long as 1\n" + "\n".join(lines)
+
+
+def accuracy_tells_nothing(folder: Path) -> str:
+    drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
+    given = [
+        "accuracy",
+        "--draft",
+        *drafts,
+        "--sets",
+        "hellaswag",
+        "mmlu",
+        "--trace",
+        str(folder / "run" / "trace.jsonl"),
+    ]
+    found = json.loads(shallowdraft(*given, "--json"))
+    lines = [f"3. {name}: {one['statement']}" for name, one in found["claims"].items()]
+    for draft in found["drafts"]:
+        figures = ", ".join(
+            f"{name} {one['accuracy']['value']:.0%} ({one['accuracy']['interval'][0]:.0%} to "
+            f"{one['accuracy']['interval'][1]:.0%}), loss {one['loss']:.2f}"
+            for name, one in draft["sets"].items()
+        )
+        lines.append(f"  {draft['name']}: {figures}; TAR at 5 {draft['tar']:.2f}")
+    return "\n".join(lines)
+
+
+def wide_beats_deep(folder: Path) -> str:
+    drafts = [f"zoo:{name}" for name in EQUAL]
+    given = ["study", "--target", "zoo:target", "--drafts", *drafts, "--prompts", "zoo", "gsm8k", "hellaswag"]
+    given += ["--limit", "40", "--lookaheads", "1:8", "--live", str(len(EQUAL)), "--out", str(folder / "run"), "--json"]
+    rows: dict[str, dict[str, Any]] = {row["draft"]: row for row in json.loads(shallowdraft(*given))["rows"]}
+    lines = []
+    for name in drafts:
+        row = rows[name]
+        low, high = row["live"]["interval"]
+        lines.append(
+            f"  {name} at lookahead {row['lookahead']}: TAR {row['live']['tar']:.2f}, drafting "
+            f"{1e3 * row['iteration']['draft_s']:.2f} ms, {row['live']['speed_up']:.2f}x ({low:.2f} to {high:.2f})"
+        )
+    speeds = {name: rows[name]["live"] for name in drafts}
+    fastest = max(speeds, key=lambda name: speeds[name]["speed_up"])
+    wide, deep = speeds[drafts[0]], speeds[drafts[-1]]
+    holds = "holds" if wide["interval"][0] > deep["interval"][1] else "does not hold here"
+    head = f"the widest is {wide['speed_up'] / deep['speed_up']:.2f} times as fast as the deepest, {fastest} is fastest"
+    return f"4. {holds}: {head}\n" + "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the records; a second run goes on there")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    fourth = wide_beats_deep(given.out)
+    print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; greedy, batch 1, drafts in 8 bits")
+    print(depth_sets_latency(given.out), accuracy_tells_nothing(given.out), fourth, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What knowing a draft's acceptance costs: one replay for all lookaheads, against decoding live at each.
+
+Both in one process, a draft at a time; live runs are those that replay makes unnecessary, plain decoding is in neither
+(the trace is recorded once for all drafts). The counts must be the same.
+
+    python benchmarks/replay.py [--prompts 40] [--new-tokens 64] [--lookaheads 12]
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import shallowdraft as sd
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.models import zoo
+from shallowdraft.prompts import load_prompts
+from shallowdraft.records import commit, processor
+from shallowdraft.replay.acceptance import replay
+from shallowdraft.replay.traces import read_trace, record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", default="zoo")
+    parser.add_argument("--drafts", nargs="+", default=[name for name in zoo.names() if name != "target"])
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--lookaheads", type=int, default=12)
+    given = parser.parse_args()
+    target = sd.load("zoo:target", device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = [(given.set, prompt) for prompt in load_prompts(given.set)[: given.prompts]]
+        file = Path(folder) / "trace.jsonl"
+        for _ in record(target, prompts, file, max_new_tokens=given.new_tokens, sampling=Sampling()):
+            pass
+        trace = read_trace(file)
+    size = f"{len(prompts)} prompts, {given.new_tokens} tokens"
+    print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; {size}")
+    print(f"{'draft':<20}{'replay s':>10}{f'live, 1 to {given.lookaheads}, s':>20}{'times cheaper':>16}")
+    for name in given.drafts:
+        draft = sd.load_draft(f"zoo:{name}", device="cpu")
+        replay(draft, trace)  # warms up
+        begin_s = time.perf_counter()
+        tars = replay(draft, trace).tar()
+        replay_s, live_s = time.perf_counter() - begin_s, 0.0
+        for lookahead in range(1, given.lookaheads + 1):
+            begin_s = time.perf_counter()
+            options = {"draft": draft, "lookahead": lookahead, "max_new_tokens": given.new_tokens}
+            stats = [sd.generate(target, output.prompt, **options).stats for output in trace.outputs]
+            live_s += time.perf_counter() - begin_s
+            tar = sum(one.emitted for one in stats) / sum(one.iterations for one in stats)
+            assert abs(tar - tars[lookahead]) < 1e-9
+        print(f"{name:<20}{replay_s:>10.2f}{live_s:>20.1f}{live_s / replay_s:>15.0f}x", flush=True)
+
+
+if __name__ == "__main__":
+    main()
