@@ -77,18 +77,19 @@ def keys(folder: Path) -> dict[str, Counter[tuple]]:
     return found
 
 
-def test_killed_at_random_moments_nothing_is_lost_or_done_twice(models: Path, tmp_path: Path, capsys):
+@pytest.mark.parametrize("most", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_nothing_is_lost_or_done_twice(models: Path, tmp_path: Path, capsys, most: int):
     given = [*arguments(models, tmp_path / "whole"), "--lookaheads", "2:2"]  # one way live, whatever the times were
     assert main(given) == 0
     expected = json.loads(capsys.readouterr().out)
     command = [sys.executable, "-m", "shallowdraft", *arguments(models, tmp_path / "killed"), "--lookaheads", "2:2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    draws, kills = random.Random(1), 0
-    deadline = time.monotonic() + 200
+    draws, kills = random.Random(most), 0
+    deadline = time.monotonic() + 50 * most
     while time.monotonic() < deadline:
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             try:
-                out, _ = process.communicate(timeout=draws.uniform(3.5, 6.5) if kills < 4 else None)
+                out, _ = process.communicate(timeout=draws.uniform(3.5, 6.5) if kills < most else None)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 process.communicate()
