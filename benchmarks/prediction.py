@@ -92,7 +92,7 @@ def main() -> None:
                 found, cells = replay(model, trace), []
                 for d in range(1, given.lookaheads + 1):
                     run = runs[Way(draft, d)]
-                    made = forecast_at(found, profile, d, run.plain_s)
+                    made = forecast_at(found, profile, d, run.states)
                     assert run.lossless
                     assert abs(run.tar - made.tar) < 1e-9
                     errors[of_set, draft, d] = made.speed_up / run.speed_up - 1

@@ -202,3 +202,7 @@ def test_a_packed_decoder_cannot_be_cast(folder, packing: str):
     decoder = load_decoder(folder("llama"), dtype=torch.float32, device=CPU).pack(packing)
     with pytest.raises(OptionError, match="packed decoder"):
         decoder.to(torch.bfloat16)
+
+
+def test_handing_over_takes_less_than_a_millisecond_or_is_unknown():
+    assert 0 <= cpu.handover_s() < 1e-3

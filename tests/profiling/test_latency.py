@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shallowdraft.cli import main
+from shallowdraft.decoding.generation import MachineState
 from shallowdraft.errors import RecordError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
@@ -19,7 +20,7 @@ def written(path: Path, rows: list[dict]) -> Path:
     file = Records.open(path, KIND, {"target": "t", "device": "elsewhere"})
     for number, row in enumerate(rows):
         base = {"draft": "d", "lookahead": 1, "context": 64, "batch": 1, "round": number, "turn": 0}
-        file.append(base | {"plain_s": 1.0, "draft_s": 0.1, "target_s": 1.2, "rest_s": 0.1} | row)
+        file.append(base | {"handover_s": 0.0, "plain_s": 1.0, "draft_s": 0.1, "target_s": 1.2, "rest_s": 0.1} | row)
     return path
 
 
@@ -61,11 +62,22 @@ def test_what_is_asked_for_at_a_speed_comes_from_samples_at_that_speed(tmp_path:
     ]
     profile = read_profile(written(tmp_path / "p", rows))
     for state in states:
-        found = profile.iteration("d", 1, 64, plain_s=state["plain_s"])
+        found = profile.iteration("d", 1, 64, state=MachineState(state["plain_s"]))
         assert found.draft_s == pytest.approx(state["draft_s"], rel=0.01)
         assert found.target_s == pytest.approx(state["target_s"], rel=0.01)
-    far = profile.iteration("d", 1, 64, plain_s=22.0)  # as slow as never: in the ratios of the slower state
+    far = profile.iteration("d", 1, 64, state=MachineState(22.0))  # as slow as never: in the ratios of the slower state
     assert far.target_s == pytest.approx(33.0, rel=0.02)
+
+
+def test_cores_that_moved_are_another_state(tmp_path: Path):
+    """Two placements with plain decoding alike: only the handover between cores tells them apart."""
+    placements = ({"handover_s": 55e-9, "target_s": 3.4}, {"handover_s": 340e-9, "target_s": 4.3})
+    profile = read_profile(written(tmp_path / "p", [placements[number % 2] for number in range(8)]))
+    for placement in placements:
+        found = profile.iteration("d", 1, 64, state=MachineState(1.0, placement["handover_s"]))
+        assert found.target_s == pytest.approx(placement["target_s"])
+    unknown = profile.iteration("d", 1, 64, state=MachineState(1.0)).target_s
+    assert placements[0]["target_s"] < unknown < placements[1]["target_s"]
 
 
 def test_verification_is_the_same_for_all_drafts(tmp_path: Path):

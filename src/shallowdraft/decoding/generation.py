@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Literal, TypedDict, Unpack, cast, overload
 
+import torch
+
 from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
 from shallowdraft.decoding.engine import UNSOUND, Engine
 from shallowdraft.decoding.pace import LONGEST, Pace
@@ -13,6 +15,7 @@ from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.text import TextStream
 from shallowdraft.errors import NumericsError, OptionError, PromptError
+from shallowdraft.kernels import cpu
 from shallowdraft.models.model import Model, check_vocabulary
 
 MAX_LOOKAHEAD = 32
@@ -127,12 +130,27 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
     return Stream(_Run(target, [prompt], Settings(**options), pieces=True))
 
 
+@dataclass(frozen=True)
+class MachineState:
+    """What the speed of a machine depends on that others use too."""
+
+    plain_s: float
+    """Seconds a token of plain decoding."""
+    handover_s: float = 0.0
+    """Seconds in which one core hands a cache line to another; 0: unknown, or no CPU."""
+
+
+def handover_s(target: Model) -> float:
+    return cpu.handover_s() if target.device.type == "cpu" and torch.get_num_threads() > 1 else 0.0
+
+
 def time_beside_plain(
     target: Model, prompts: list[list[int]], ways: Sequence[Options], *, warm_up: int, count: int, turns: int
-) -> list[list[tuple[Times, Times]]]:
-    """Seconds of `count` iterations in each way and of as many plain ones beside them, by turn and way.
+) -> list[list[tuple[Times, Times, float]]]:
+    """Seconds of `count` iterations in each way and of as many plain ones beside them, and of a handover between cores.
 
-    Plain decoding runs before and after each. All begin where the prompt ends, with `warm_up` iterations more.
+    By turn and way. Plain decoding runs before and after each. All begin where the prompt ends, with `warm_up`
+    iterations more.
     """
     runs = [_endless(target, prompts, Settings(**way), warm_up + count) for way in (Options(), *ways)]
     steps = [run.iterations() for run in runs]
@@ -148,13 +166,13 @@ def time_beside_plain(
             next(steps[way])
         return runs[way].times() - before
 
-    found: list[list[tuple[Times, Times]]] = []
+    found: list[list[tuple[Times, Times, float]]] = []
     for _ in range(turns):
         found.append([])
         plain = sample(0)
         for way in range(1, len(runs)):
-            times, after = sample(way), sample(0)
-            found[-1].append(((plain + after).halved(), times))
+            times, handover, after = sample(way), handover_s(target), sample(0)
+            found[-1].append(((plain + after).halved(), times, handover))
             plain = after
     return found
 

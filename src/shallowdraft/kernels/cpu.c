@@ -440,3 +440,32 @@ void product(const Product *m, const float *x, int64_t rows, float *y, int64_t t
 #pragma omp parallel num_threads(threads)
     multiply(m, x, rows, y, STORE, 0);
 }
+
+enum { STOPPED = 2, MOST_SPINS = 1 << 16 };
+
+/* One side of passing a cache line back and forth; stops where the other side does not run. */
+static void pass_on(int *turn, int me, int64_t rounds) {
+    for (int64_t round = 0; round < rounds; round++) {
+        int64_t spins = 0;
+        for (int now; (now = __atomic_load_n(turn, __ATOMIC_ACQUIRE)) != me;) {
+            if (now == STOPPED) return;
+            if (++spins == MOST_SPINS) return __atomic_store_n(turn, STOPPED, __ATOMIC_RELEASE);
+        }
+        __atomic_store_n(turn, 1 - me, __ATOMIC_RELEASE);
+    }
+}
+
+/* Seconds in which one thread hands a cache line to another: how far apart their cores are. 0 where that is unknown. */
+double handover(int64_t rounds) {
+    _Alignas(64) int turn = 0;
+    double seconds = 0;
+#pragma omp parallel num_threads(2)
+    {
+        int me = omp_get_thread_num(), all = omp_get_num_threads();
+#pragma omp barrier
+        double begin = omp_get_wtime();
+        if (all == 2) pass_on(&turn, me, rounds);
+        if (me == 0 && all == 2 && turn != STOPPED) seconds = (omp_get_wtime() - begin) / (2 * rounds);
+    }
+    return seconds;
+}

@@ -1,8 +1,8 @@
 """Profiles: seconds of iterations at every draft, lookahead, context and batch, each measured beside plain decoding.
 
 Machines are shared and change under us: the cores of a virtual machine move, neighbours come and go, and plain decoding
-and verification do not suffer alike. So iterations stand between plain tokens, and the plain token's time tells in
-which state the machine was: what is asked for at a given speed of plain decoding comes from samples at such a speed.
+and verification do not suffer alike. So iterations stand between plain tokens. Their time and that of handing a cache
+line from core to core tell in which state the machine was: what is asked for in a state comes from samples in it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shallowdraft.cost import Iteration
-from shallowdraft.decoding.generation import Options, time_beside_plain
+from shallowdraft.decoding.generation import MachineState, Options, time_beside_plain
 from shallowdraft.errors import RecordError
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records, processor
@@ -30,6 +30,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 WARM_UP, COUNT, TURNS = 4, 12, 3  # iterations before a sample and of it, and samples in a round
 NEAR = 0.04  # plain decoding that much faster or slower is another state of the machine
+NEAR_CORES = 0.4  # and a handover between cores that much
 
 
 @dataclass(frozen=True, order=True)
@@ -65,15 +66,16 @@ class Profile:
         return self._at(context, {one: median(times) for one, times in by_context.items()})
 
     def iteration(
-        self, draft: str, lookahead: float, context: float, batch: int = 1, plain_s: float | None = None
+        self, draft: str, lookahead: float, context: float, batch: int = 1, state: MachineState | None = None
     ) -> Iteration:
         """Seconds of an iteration, between the measured contexts and lookaheads on a straight line.
 
-        `plain_s` is what a token of plain decoding takes then and there; without it, as it was while profiling.
+        On the machine as it is then and there; without a state, as it was while profiling.
         """
         whose = {"draft_s": draft, "target_s": ANY, "rest_s": draft}  # all drafts are verified alike
-        ratios = (self._ratio(part, whose[part], lookahead, context, batch, plain_s) for part in PARTS)
-        return Iteration(*(ratio * (plain_s or self.plain_s(context, batch)) for ratio in ratios))
+        ratios = (self._ratio(part, whose[part], lookahead, context, batch, state) for part in PARTS)
+        plain_s = state.plain_s if state else self.plain_s(context, batch)
+        return Iteration(*(ratio * plain_s for ratio in ratios))
 
     def target_s(self, lookahead: int, context: float, batch: int = 1) -> float:
         """Seconds in which the target verifies so many draft tokens: a pass of one token more."""
@@ -101,10 +103,10 @@ class Profile:
         return float((high - low) / 2 / middle)
 
     def _ratio(
-        self, part: str, draft: str, lookahead: float, context: float, batch: int, plain_s: float | None
+        self, part: str, draft: str, lookahead: float, context: float, batch: int, state: MachineState | None
     ) -> float:
         by_context = {
-            one: self._at(lookahead, {d: _median(found, part, plain_s) for d, found in by_lookahead.items()})
+            one: self._at(lookahead, {d: _median(found, part, state) for d, found in by_lookahead.items()})
             for one, by_lookahead in self._times.get((draft, batch), {}).items()
         }
         return self._at(context, by_context)
@@ -130,15 +132,18 @@ class Profile:
 
 
 def _columns(rows: Sequence[Record]) -> dict[str, Floats]:
-    return {name: np.array([row[name] for row in rows]) for name in ("plain_s", *PARTS)}
+    return {name: np.array([row[name] for row in rows]) for name in ("plain_s", "handover_s", *PARTS)}
 
 
-def _median(found: dict[str, Floats], part: str, plain_s: float | None) -> float:
-    """Of the ratio to a plain token; of samples beside tokens that took about `plain_s`."""
+def _median(found: dict[str, Floats], part: str, state: MachineState | None) -> float:
+    """Of the ratio to a plain token, of samples taken in about that state."""
     ratios = found[part] / found["plain_s"]
-    if plain_s is None:
+    if state is None:
         return float(np.median(ratios))
-    distances = (np.log(found["plain_s"] / plain_s) / NEAR) ** 2
+    distances = (np.log(found["plain_s"] / state.plain_s) / NEAR) ** 2
+    if state.handover_s > 0:
+        known = found["handover_s"] > 0
+        distances[known] += (np.log(found["handover_s"][known] / state.handover_s) / NEAR_CORES) ** 2
     weights = np.exp((distances.min() - distances) / 2)
     order = np.argsort(ratios)
     return float(np.interp(0.5, (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum(), ratios[order]))
@@ -205,10 +210,11 @@ def _sample(target: Model, drafts: Mapping[str, Model], group: Sequence[Point]) 
     ways = [Options(draft=draft, lookahead=point.lookahead) for point in group]
     samples = time_beside_plain(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS)
     for turn, found in enumerate(samples):
-        for point, (plain, times) in zip(group, found, strict=True):
+        for point, (plain, times, handover) in zip(group, found, strict=True):
             yield asdict(point) | {
                 "turn": turn,
                 "plain_s": plain.total_s / COUNT,
+                "handover_s": handover,
                 "pass_s": plain.verify_s / COUNT,
                 "draft_s": times.draft_s / COUNT,
                 "target_s": times.verify_s / COUNT,

@@ -1,11 +1,13 @@
 """Predictions: a draft's acceptance from its replay, times of iterations from a profile."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 
 from shallowdraft import cost
 from shallowdraft.cost import Iteration, Prediction
+from shallowdraft.decoding.generation import MachineState
 from shallowdraft.profiling.latency import PARTS, Profile
 from shallowdraft.replay.acceptance import LOOKAHEADS, Replay
 from shallowdraft.study.live import Key
@@ -24,18 +26,18 @@ def interval(found: Replay, prediction: Prediction) -> tuple[float, float]:
     return low / prediction.tar * prediction.speed_up, high / prediction.tar * prediction.speed_up
 
 
-def forecast_at(found: Replay, profile: Profile, lookahead: int, plain_s: Mapping[Key, float]) -> Prediction:
-    """On some prompts, each on the machine as it was when plain decoding took so many seconds a token there."""
-    rows = [row for row, output in enumerate(found.trace.outputs) if output.key[:2] in plain_s]
-    outputs = [found.trace.outputs[row] for row in rows]
-    speeds = [plain_s[output.key[:2]] for output in outputs]
-    contexts = [len(output.prompt) + len(output.output) / 2 for output in outputs]
-    iterations = found.walk.iterations[rows, LOOKAHEADS.index(lookahead)]
-    emitted = found.walk.emitted[rows]
-    times = [
-        profile.iteration(found.draft, lookahead, context, plain_s=speed)
-        for context, speed in zip(contexts, speeds, strict=True)
-    ]
-    mean = (np.average([getattr(one, part) for one in times], weights=iterations) for part in PARTS)
+def forecast_at(
+    found: Replay, profile: Profile, lookahead: int, states: Mapping[Key, Sequence[MachineState]]
+) -> Prediction:
+    """On some prompts, each on the machine as it was there: the mean over the states that were seen."""
+    rows = [row for row, output in enumerate(found.trace.outputs) if output.key[:2] in states]
+    times, speeds = [], []
+    for output in (found.trace.outputs[row] for row in rows):
+        context, met = len(output.prompt) + len(output.output) / 2, states[output.key[:2]]
+        made = [profile.iteration(found.draft, lookahead, context, state=state) for state in met]
+        times.append([fmean(getattr(one, part) for one in made) for part in PARTS])
+        speeds.append(fmean(state.plain_s for state in met))
+    iterations, emitted = found.walk.iterations[rows, LOOKAHEADS.index(lookahead)], found.walk.emitted[rows]
+    mean = np.average(times, axis=0, weights=iterations)
     tar = float(emitted.sum() / iterations.sum())
-    return Prediction(lookahead, tar, Iteration(*map(float, mean)), float(np.average(speeds, weights=emitted)))
+    return Prediction(lookahead, tar, Iteration(*mean.tolist()), float(np.average(speeds, weights=emitted)))

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.decoding.generation import Options, generate
+from shallowdraft.decoding.generation import MachineState, Options, generate, handover_s
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
@@ -76,6 +76,7 @@ def _decode(target: Model, output: Output, options: Options) -> Record:
         "seconds": run.stats.total_s - run.stats.prefill_s,
         "draft_s": run.stats.draft_s,
         "target_s": run.stats.verify_s,
+        "handover_s": handover_s(target),
         "differs": None if difference is None else str(difference),
         "tie": difference is None or difference.tie,
     }
@@ -92,11 +93,11 @@ class Measured:
     interval: tuple[float, float]
     lossless: bool
     """Every output is the trace's, but for ties of rounding."""
-    plain_s: dict[Key, float] = field(repr=False)
-    """Seconds a token of plain decoding beside it, by prompt."""
+    states: dict[Key, list[MachineState]] = field(repr=False)
+    """Of the machine before and after each run, by prompt."""
 
     def to_json(self) -> Record:
-        return {name: value for name, value in vars(self).items() if name != "plain_s"}
+        return {name: value for name, value in vars(self).items() if name != "states"}
 
 
 def measured(path: Path) -> dict[Way, Measured]:
@@ -112,7 +113,7 @@ def _compare(by_prompt: Mapping[Key, list[Record]]) -> Measured:
         return np.array([sum(map(figure, rows)) for rows in by_prompt.values()])
 
     emitted, seconds = sums(lambda row: row["emitted"]), sums(lambda row: row["seconds"])
-    plain = sums(lambda row: row["emitted"] * row["plain_s"])
+    plain = sums(lambda row: row["emitted"] * fmean(row["plain_s"]))
     low, high = bootstrap(lambda draws: plain[draws].sum(1) / seconds[draws].sum(1), len(by_prompt))
     return Measured(
         tar=float(emitted.sum() / max(1.0, sums(lambda row: row["iterations"]).sum())),
@@ -121,5 +122,9 @@ def _compare(by_prompt: Mapping[Key, list[Record]]) -> Measured:
         speed_up=float(plain.sum() / seconds.sum()),
         interval=(float(low), float(high)),
         lossless=all(row["tie"] for rows in by_prompt.values() for row in rows),
-        plain_s={key: fmean(row["plain_s"] for row in rows) for key, rows in by_prompt.items()},
+        states={key: [state for row in rows for state in _states(row)] for key, rows in by_prompt.items()},
     )
+
+
+def _states(row: Record) -> list[MachineState]:
+    return [MachineState(*both) for both in zip(row["plain_s"], row["handover_s"], strict=True)]

@@ -186,7 +186,7 @@ def timed_at(lookaheads: Sequence[int]) -> list[int]:
 def _row(found: Replay, profile: Profile, prediction: cost.Prediction, draft: Model, live: Measured | None) -> Row:
     """What was verified live is predicted again for the speed of plain decoding that it met."""
     if live:
-        prediction = forecast_at(found, profile, prediction.lookahead, live.plain_s)
+        prediction = forecast_at(found, profile, prediction.lookahead, live.states)
     return Row(found.draft, str(draft.shape), prediction, interval(found, prediction), live)
 
 
