@@ -55,9 +55,11 @@ def run_live(
         plain = _decode(target, output, Options(max_new_tokens=max_new_tokens)) if left else {}
         for way in left:
             options = Options(draft=drafts[way.draft], lookahead=way.lookahead, max_new_tokens=max_new_tokens)
-            made, after = (_decode(target, output, one) for one in (options, Options(max_new_tokens=max_new_tokens)))
-            beside = {"plain_s": (plain["seconds"] + after["seconds"]) / 2 / max(1, plain["emitted"])}
-            file.append({"set": output.set, "id": output.id, "round": number} | asdict(way) | made | beside)
+            made = _decode(target, output, options)
+            after = _decode(target, output, Options(max_new_tokens=max_new_tokens))
+            beside = [one["seconds"] / max(1, one["emitted"]) for one in (plain, after)]
+            states = {"plain_s": beside, "handover_s": [plain["handover_s"], after["handover_s"]]}
+            file.append({"set": output.set, "id": output.id, "round": number} | asdict(way) | made | states)
             plain = after
             count += 1
             yield count
