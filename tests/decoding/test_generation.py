@@ -307,8 +307,9 @@ def test_times_stand_beside_plain_ones(synthetic):
     ways = [generation.Options(draft=synthetic.draft, lookahead=d) for d in (1, 4)]
     found = generation.time_beside_plain(synthetic.target, [[1, 2, 3]], ways, warm_up=1, count=2, turns=3)
     assert [len(turn) for turn in found] == [2, 2, 2]
-    for plain, times, handover in (sample for turn in found for sample in turn):
-        assert handover >= 0
+    for plain, times, state in (sample for turn in found for sample in turn):
+        assert state.plain_s == plain.total_s / 2
+        assert min(state.handover_s, state.arithmetic_s) >= 0
         assert plain.draft_s < plain.verify_s < plain.total_s
         assert 0 < times.draft_s < times.total_s
         assert times.prefill_s == 0

@@ -204,5 +204,9 @@ def test_a_packed_decoder_cannot_be_cast(folder, packing: str):
         decoder.to(torch.bfloat16)
 
 
-def test_handing_over_takes_less_than_a_millisecond_or_is_unknown():
-    assert 0 <= cpu.handover_s() < 1e-3
+def test_probes_take_less_than_a_millisecond_or_are_unknown():
+    for threads in (1, 2):
+        handover_s, arithmetic_s = cpu.probe(threads)
+        assert 0 <= handover_s < 1e-3
+        assert 0 <= arithmetic_s < 1
+        assert bool(arithmetic_s) == (threads > 1)

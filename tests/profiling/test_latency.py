@@ -20,7 +20,11 @@ def written(path: Path, rows: list[dict]) -> Path:
     file = Records.open(path, KIND, {"target": "t", "device": "elsewhere"})
     for number, row in enumerate(rows):
         base = {"draft": "d", "lookahead": 1, "context": 64, "batch": 1, "round": number, "turn": 0}
-        file.append(base | {"handover_s": 0.0, "plain_s": 1.0, "draft_s": 0.1, "target_s": 1.2, "rest_s": 0.1} | row)
+        file.append(
+            base
+            | {"handover_s": 0.0, "arithmetic_s": 0.0, "plain_s": 1.0, "draft_s": 0.1, "target_s": 1.2, "rest_s": 0.1}
+            | row
+        )
     return path
 
 

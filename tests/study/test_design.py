@@ -26,7 +26,16 @@ def profile(tmp_path: Path) -> Path:
     """A target of 1 ms a token that verifies d tokens in 1 ms + 20 us each."""
     file = Records.open(tmp_path / "profile", KIND, {"target": "t", "device": "elsewhere"})
     for d in (1, 2, 4, 8):
-        row = {"draft": "at hand", "lookahead": d, "context": 64, "batch": 1, "round": 0, "turn": 0, "handover_s": 0}
+        row = {
+            "draft": "at hand",
+            "lookahead": d,
+            "context": 64,
+            "batch": 1,
+            "round": 0,
+            "turn": 0,
+            "handover_s": 0,
+            "arithmetic_s": 0,
+        }
         file.append(row | {"plain_s": 1e-3, "pass_s": 1e-3, "draft_s": 1e-4, "target_s": 1e-3 + 2e-5 * d, "rest_s": 0})
     return tmp_path / "profile"
 

@@ -93,17 +93,13 @@ def as_json(
 def show(
     scores: "dict[str, dict[str, Score]]", tars: dict[str, float], claims: "dict[str, Claim]", lookahead: int
 ) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from shallowdraft.commands.tables import table_console
+    from shallowdraft.commands.tables import new_table, table_console
 
     console = table_console()
     for of_set, found in scores.items():
         chance = next(iter(found.values())).accuracy.chance
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"{of_set}; chance {chance:.0%}")
-        for column in ("draft", "accuracy", "by the byte", "loss", *([f"TAR at {lookahead}"] if tars else [])):
-            table.add_column(column, justify="left" if column == "draft" else "right", no_wrap=True)
+        columns = ("draft", "accuracy", "by the byte", "loss", *([f"TAR at {lookahead}"] if tars else []))
+        table = new_table(*columns, title=f"{of_set}; chance {chance:.0%}")
         for name, one in found.items():
             cells = [f"{x.value:.1%} ({x.interval[0]:.1%}–{x.interval[1]:.1%})" for x in (one.accuracy, one.normalised)]
             table.add_row(name, *cells, f"{one.loss:.3f}", *([f"{tars[name]:.2f}"] if tars else []))

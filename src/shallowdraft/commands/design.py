@@ -176,14 +176,9 @@ class Design(DraftCommand):
 
 
 def show_search(rows: "Iterable[Record]", found: "Winner", best: dict[str, Any], draft: Path) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from shallowdraft.commands.tables import new_table, table_console
 
-    from shallowdraft.commands.tables import table_console
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("candidate", "rung", "tokens", "d", "TAR", "predicted"):
-        table.add_column(column, justify="left" if column == "candidate" else "right", no_wrap=True)
+    table = new_table("candidate", "rung", "tokens", "d", "TAR", "predicted")
     for row in sorted(rows, key=lambda one: (one["rung"], -one["tokens_per_s"])):
         figures = (str(row["rung"]), f"{row['tokens']:,}", str(row["lookahead"]), f"{row['tar']:.2f}")
         table.add_row(row["candidate"], *figures, f"{row['speed_up']:.2f}x")
@@ -216,15 +211,11 @@ def as_json(one: "Found") -> dict[str, Any]:
 def show(found: "list[Found]", best: dict[str, Any], accuracy: str) -> None:
     from collections import Counter
 
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from shallowdraft.commands.tables import new_table, table_console
 
-    from shallowdraft.commands.tables import table_console
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="the most weights in layers for their latency")
     goal = f"to beat {best['draft']}" if best else ""
-    for column in ("shape", "parameters", "as fast", "ms a step", "breaks even at", *([goal] if goal else [])):
-        table.add_column(column, justify="left" if column == "shape" else "right", no_wrap=True)
+    columns = ("shape", "parameters", "as fast", "ms a step", "breaks even at", *([goal] if goal else []))
+    table = new_table(*columns, title="the most weights in layers for their latency")
     sets = Counter(one.latency_set for one in found)
     largest = {one.latency_set: one for one in found if one.on_front}
     for one in largest.values():

@@ -131,15 +131,10 @@ def as_json(found: Forecast) -> dict[str, Any]:
 
 
 def show(found: list[Forecast]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from shallowdraft.commands.tables import new_table, table_console
 
-    from shallowdraft.commands.tables import table_console
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     columns = ("draft", "lookahead", "TAR", "draft ms", "verify ms", "rest ms", "tokens/s", "plain", "speed-up")
-    for column in columns if found[0].draft else columns[1:]:
-        table.add_column(column, justify="left" if column == "draft" else "right", no_wrap=True)
+    table = new_table(*(columns if found[0].draft else columns[1:]))
     for row in found:
         one, times = row.prediction, row.prediction.iteration
         parts = [f"{seconds * 1e3:.2f}" for seconds in (times.draft_s, times.target_s, times.rest_s)]

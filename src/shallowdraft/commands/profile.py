@@ -118,16 +118,12 @@ def show(profile: "Measured", parent: "ModelShape") -> None:
 
 
 def _iterations(profile: "Measured", drafts: list[str], context: int, batch: int) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from shallowdraft.commands.tables import new_table
 
     lookaheads = [d for d in profile.lookaheads(drafts[0]) if d in SHOWN] or profile.lookaheads(drafts[0])
     plain_ms = 1e3 * profile.plain_s(context, batch)
     title = f"ms an iteration (of them drafting); context {context}, batch {batch}; plain decoding {plain_ms:.2f}"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
-    table.add_column("draft", no_wrap=True)
-    for lookahead in lookaheads:
-        table.add_column(f"d={lookahead}", justify="right", no_wrap=True)
+    table = new_table("draft", *(f"d={lookahead}" for lookahead in lookaheads), title=title)
     for draft in drafts:
         found = (profile.iteration(draft, lookahead, context, batch) for lookahead in lookaheads)
         table.add_row(draft, *(f"{1e3 * one.total_s:.2f} ({1e3 * one.draft_s:.2f})" for one in found))

@@ -58,19 +58,12 @@ class Replay(DraftCommand):
 
 
 def _show(found: "list[Replayed]") -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from shallowdraft.commands.tables import table_console
+    from shallowdraft.commands.tables import new_table, table_console
 
     trace = found[0].trace
     law = "greedy" if trace.sampling.greedy else f"temperature {trace.sampling.temperature:g}"
     title = f"TAR on {len(trace.outputs)} outputs of {trace.target}, {law}"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
-    table.add_column("draft", no_wrap=True)
-    for lookahead in SHOWN:
-        table.add_column(f"d={lookahead}" if lookahead == SHOWN[0] else str(lookahead), justify="right")
-    table.add_column("95 % at 5", justify="right", no_wrap=True)
+    table = new_table("draft", *(f"d={lookahead}" for lookahead in SHOWN), "95 % at 5", title=title)
     for one in sorted(found, key=lambda one: -one.tar()[5]):
         low, high = one.tar_interval()[5]
         table.add_row(one.draft, *(f"{one.tar()[d]:.2f}" for d in SHOWN), f"{low:.2f}–{high:.2f}")

@@ -91,18 +91,13 @@ def parse_lookaheads(text: str) -> list[int]:
 
 
 def show(found: "Found", target: str, out: str) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from shallowdraft.commands.tables import table_console
+    from shallowdraft.commands.tables import new_table, table_console
 
     console = table_console()
     title = f"{target}, greedy, batch 1: {found.plain_tokens_per_s:.0f} tokens/s without a draft"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
     narrow = console.width < NARROW
-    for column in ("draft", "d", "TAR", "needs", "draft ms", "verify ms", "predicted", "measured"):
-        if not (narrow and column.endswith("ms")):
-            table.add_column(column, justify="left" if column == "draft" else "right", no_wrap=True)
+    columns = ("draft", "d", "TAR", "needs", "draft ms", "verify ms", "predicted", "measured")
+    table = new_table(*(column for column in columns if not (narrow and column.endswith("ms"))), title=title)
     for row in found.rows:
         table.add_row(*_cells(row, narrow=narrow))
     console.print(table)

@@ -138,16 +138,19 @@ class MachineState:
     """Seconds a token of plain decoding."""
     handover_s: float = 0.0
     """Seconds in which one core hands a cache line to another; 0: unknown, or no CPU."""
+    arithmetic_s: float = 0.0
+    """Seconds of a fixed piece of arithmetic, likewise."""
 
 
-def handover_s(target: Model) -> float:
-    return cpu.handover_s() if target.device.type == "cpu" and torch.get_num_threads() > 1 else 0.0
+def state_of(target: Model, plain_s: float) -> MachineState:
+    """The state now, beside plain decoding that took so long a token."""
+    return MachineState(plain_s, *cpu.probe(torch.get_num_threads() if target.device.type == "cpu" else 1))
 
 
 def time_beside_plain(
     target: Model, prompts: list[list[int]], ways: Sequence[Options], *, warm_up: int, count: int, turns: int
-) -> list[list[tuple[Times, Times, float]]]:
-    """Seconds of `count` iterations in each way and of as many plain ones beside them, and of a handover between cores.
+) -> list[list[tuple[Times, Times, MachineState]]]:
+    """Seconds of `count` iterations in each way and of as many plain ones beside them, and the machine's state then.
 
     By turn and way. Plain decoding runs before and after each. All begin where the prompt ends, with `warm_up`
     iterations more.
@@ -166,13 +169,15 @@ def time_beside_plain(
             next(steps[way])
         return runs[way].times() - before
 
-    found: list[list[tuple[Times, Times, float]]] = []
+    found: list[list[tuple[Times, Times, MachineState]]] = []
     for _ in range(turns):
         found.append([])
         plain = sample(0)
         for way in range(1, len(runs)):
-            times, handover, after = sample(way), handover_s(target), sample(0)
-            found[-1].append(((plain + after).halved(), times, handover))
+            times = sample(way)
+            state, after = state_of(target, 0.0), sample(0)
+            beside = (plain + after).halved()
+            found[-1].append((beside, times, replace(state, plain_s=beside.total_s / count)))
             plain = after
     return found
 

@@ -469,3 +469,19 @@ double handover(int64_t rounds) {
     }
     return seconds;
 }
+
+/* Seconds of so many multiply-adds of vectors on every thread: how fast the cores compute now. */
+double arithmetic(int64_t rounds, int64_t threads) {
+    double begin = omp_get_wtime();
+#pragma omp parallel num_threads(threads)
+    {
+        vec a = {1}, b = {2}, c = {3}, d = {4}, e = {5}, f = {6}, g = {7}, h = {8}, half = (vec){} + 0.5f;
+        for (int64_t round = 0; round < rounds; round++) {
+            a = a * half + half, b = b * half + half, c = c * half + half, d = d * half + half;
+            e = e * half + half, f = f * half + half, g = g * half + half, h = h * half + half;
+        }
+        volatile vec sink = a + b + c + d + e + f + g + h;
+        (void)sink;
+    }
+    return omp_get_wtime() - begin;
+}

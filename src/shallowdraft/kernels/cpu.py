@@ -11,13 +11,14 @@ import tempfile
 from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 log = logging.getLogger(__name__)
 
 LANES, QUERIES = 16, 6
 PANEL = 2 * LANES
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
-HANDOVERS, HANDOVER_TRIES = 100, 3
+PROBES, HANDOVERS, MULTIPLICATIONS = 3, 100, 20_000
 _SOURCE = Path(__file__).with_name("cpu.c")
 _SIZES = (f"-DLANES={LANES}", f"-DQUERIES={QUERIES}")
 _FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", *_SIZES)
@@ -88,17 +89,22 @@ def library() -> ctypes.CDLL | None:
         pointer, number, pointer, pointer, pointer, pointer, pointer, number,
     )  # fmt: skip
     loaded.handover.argtypes, loaded.handover.restype = (number,), c_double
+    loaded.arithmetic.argtypes, loaded.arithmetic.restype = (number, number), c_double
     loaded.forward.restype = loaded.product.restype = loaded.decode.restype = None
     return loaded
 
 
-def handover_s() -> float:
-    """Seconds in which a core hands a cache line to another: tells where a hypervisor has put them. 0 if unknown.
+def probe(threads: int) -> tuple[float, float]:
+    """Seconds in which a core hands a cache line to another, and of a fixed piece of arithmetic; 0 if unknown.
 
-    To be asked while the threads of a parallel region still wait for the next one.
+    The one tells where a hypervisor has put the cores, the other whether somebody computes on them beside us. To be
+    asked while the threads of a parallel region still wait for the next one.
     """
     kernels = library()
-    return min(float(kernels.handover(HANDOVERS)) for _ in range(HANDOVER_TRIES)) if kernels else 0.0
+    if kernels is None or threads < 2:
+        return 0.0, 0.0
+    handovers = [kernels.handover(HANDOVERS) for _ in range(PROBES)]
+    return min(handovers), median(kernels.arithmetic(MULTIPLICATIONS, threads) for _ in range(PROBES))
 
 
 def _built(compiler: str) -> Path:

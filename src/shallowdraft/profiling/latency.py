@@ -1,8 +1,9 @@
 """Profiles: seconds of iterations at every draft, lookahead, context and batch, each measured beside plain decoding.
 
 Machines are shared and change under us: the cores of a virtual machine move, neighbours come and go, and plain decoding
-and verification do not suffer alike. So iterations stand between plain tokens. Their time and that of handing a cache
-line from core to core tell in which state the machine was: what is asked for in a state comes from samples in it.
+and verification do not suffer alike. So iterations stand between plain tokens. Their time, and those of handing a cache
+line from core to core and of some arithmetic, tell in which state the machine was: what is asked for in a state comes
+from samples in it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +30,7 @@ ANY = ""  # stands for all drafts
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 WARM_UP, COUNT, TURNS = 4, 12, 3  # iterations before a sample and of it, and samples in a round
-NEAR = 0.04  # plain decoding that much faster or slower is another state of the machine
-NEAR_CORES = 0.4  # and a handover between cores that much
+NEAR = {"plain_s": 0.04, "handover_s": 0.4, "arithmetic_s": 0.08}  # what differs by that much is another state
 
 
 @dataclass(frozen=True, order=True)
@@ -132,7 +132,7 @@ class Profile:
 
 
 def _columns(rows: Sequence[Record]) -> dict[str, Floats]:
-    return {name: np.array([row[name] for row in rows]) for name in ("plain_s", "handover_s", *PARTS)}
+    return {name: np.array([row[name] for row in rows]) for name in (*NEAR, *PARTS)}
 
 
 def _median(found: dict[str, Floats], part: str, state: MachineState | None) -> float:
@@ -140,10 +140,11 @@ def _median(found: dict[str, Floats], part: str, state: MachineState | None) -> 
     ratios = found[part] / found["plain_s"]
     if state is None:
         return float(np.median(ratios))
-    distances = (np.log(found["plain_s"] / state.plain_s) / NEAR) ** 2
-    if state.handover_s > 0:
-        known = found["handover_s"] > 0
-        distances[known] += (np.log(found["handover_s"][known] / state.handover_s) / NEAR_CORES) ** 2
+    distances = np.zeros(len(ratios))
+    for name, width in NEAR.items():
+        here = getattr(state, name)
+        known = (found[name] > 0) & (here > 0)
+        distances[known] += (np.log(found[name][known] / (here or 1.0)) / width) ** 2
     weights = np.exp((distances.min() - distances) / 2)
     order = np.argsort(ratios)
     return float(np.interp(0.5, (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum(), ratios[order]))
@@ -210,16 +211,18 @@ def _sample(target: Model, drafts: Mapping[str, Model], group: Sequence[Point]) 
     ways = [Options(draft=draft, lookahead=point.lookahead) for point in group]
     samples = time_beside_plain(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS)
     for turn, found in enumerate(samples):
-        for point, (plain, times, handover) in zip(group, found, strict=True):
-            yield asdict(point) | {
-                "turn": turn,
-                "plain_s": plain.total_s / COUNT,
-                "handover_s": handover,
-                "pass_s": plain.verify_s / COUNT,
-                "draft_s": times.draft_s / COUNT,
-                "target_s": times.verify_s / COUNT,
-                "rest_s": max(0.0, times.total_s - times.draft_s - times.verify_s) / COUNT,
-            }
+        for point, (plain, times, state) in zip(group, found, strict=True):
+            yield (
+                asdict(point)
+                | asdict(state)
+                | {
+                    "turn": turn,
+                    "pass_s": plain.verify_s / COUNT,
+                    "draft_s": times.draft_s / COUNT,
+                    "target_s": times.verify_s / COUNT,
+                    "rest_s": max(0.0, times.total_s - times.draft_s - times.verify_s) / COUNT,
+                }
+            )
 
 
 def _point(row: Record) -> Point:

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.decoding.generation import MachineState, Options, generate, handover_s
+from shallowdraft.decoding.generation import MachineState, Options, generate, state_of
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
@@ -52,17 +52,22 @@ def run_live(
     count = total - sum(len(left) for _, left, _ in turns)
     yield count
     for output, left, number in turns:
-        plain = _decode(target, output, Options(max_new_tokens=max_new_tokens)) if left else {}
+        before = _state(target, output, max_new_tokens) if left else None
         for way in left:
             options = Options(draft=drafts[way.draft], lookahead=way.lookahead, max_new_tokens=max_new_tokens)
             made = _decode(target, output, options)
-            after = _decode(target, output, Options(max_new_tokens=max_new_tokens))
-            beside = [one["seconds"] / max(1, one["emitted"]) for one in (plain, after)]
-            states = {"plain_s": beside, "handover_s": [plain["handover_s"], after["handover_s"]]}
+            after = _state(target, output, max_new_tokens)
+            states = {"states": [asdict(state) for state in (before, after) if state]}
             file.append({"set": output.set, "id": output.id, "round": number} | asdict(way) | made | states)
-            plain = after
+            before = after
             count += 1
             yield count
+
+
+def _state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
+    """Decode plainly."""
+    stats = generate(target, output.prompt, max_new_tokens=max_new_tokens).stats
+    return state_of(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
 
 
 def _way(row: Record) -> Way:
@@ -78,7 +83,6 @@ def _decode(target: Model, output: Output, options: Options) -> Record:
         "seconds": run.stats.total_s - run.stats.prefill_s,
         "draft_s": run.stats.draft_s,
         "target_s": run.stats.verify_s,
-        "handover_s": handover_s(target),
         "differs": None if difference is None else str(difference),
         "tie": difference is None or difference.tie,
     }
@@ -115,7 +119,7 @@ def _compare(by_prompt: Mapping[Key, list[Record]]) -> Measured:
         return np.array([sum(map(figure, rows)) for rows in by_prompt.values()])
 
     emitted, seconds = sums(lambda row: row["emitted"]), sums(lambda row: row["seconds"])
-    plain = sums(lambda row: row["emitted"] * fmean(row["plain_s"]))
+    plain = sums(lambda row: row["emitted"] * fmean(state["plain_s"] for state in row["states"]))
     low, high = bootstrap(lambda draws: plain[draws].sum(1) / seconds[draws].sum(1), len(by_prompt))
     return Measured(
         tar=float(emitted.sum() / max(1.0, sums(lambda row: row["iterations"]).sum())),
@@ -124,9 +128,5 @@ def _compare(by_prompt: Mapping[Key, list[Record]]) -> Measured:
         speed_up=float(plain.sum() / seconds.sum()),
         interval=(float(low), float(high)),
         lossless=all(row["tie"] for rows in by_prompt.values() for row in rows),
-        states={key: [state for row in rows for state in _states(row)] for key, rows in by_prompt.items()},
+        states={key: [MachineState(**one) for row in rows for one in row["states"]] for key, rows in by_prompt.items()},
     )
-
-
-def _states(row: Record) -> list[MachineState]:
-    return [MachineState(*both) for both in zip(row["plain_s"], row["handover_s"], strict=True)]
