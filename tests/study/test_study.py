@@ -77,29 +77,33 @@ def keys(folder: Path) -> dict[str, Counter[tuple]]:
     return found
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_killed_at_random_moments_nothing_is_lost_or_done_twice(models: Path, tmp_path: Path, capsys, most: int):
-    given = [*arguments(models, tmp_path / "whole"), "--lookaheads", "2:2"]  # one way live, whatever the times were
-    assert main(given) == 0
+def lines_in(folder: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_nothing_is_lost_or_done_twice(models: Path, tmp_path: Path, capsys, kills: int):
+    more = ["--lookaheads", "2:2", "--rounds", str(8 * kills)]  # one way live, whatever the times were
+    assert main([*arguments(models, tmp_path / "whole"), *more]) == 0
     expected = json.loads(capsys.readouterr().out)
-    command = [sys.executable, "-m", "shallowdraft", *arguments(models, tmp_path / "killed"), "--lookaheads", "2:2"]
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-m", "shallowdraft", *arguments(models, killed), *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    draws, kills = random.Random(most), 0
-    deadline = time.monotonic() + 50 * most
-    while time.monotonic() < deadline:
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            try:
-                out, _ = process.communicate(timeout=draws.uniform(3.5, 6.5) if kills < most else None)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.communicate()
-                kills += 1
-                continue
-        break
-    assert process.returncode == 0
-    found = json.loads(out)
-    assert keys(tmp_path / "killed") == keys(tmp_path / "whole")
-    assert max(count for file in keys(tmp_path / "killed").values() for count in file.values()) == 1
+    draws = random.Random(kills)
+    for _ in range(kills):
+        enough = lines_in(killed) + draws.randint(0, 5)
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            while lines_in(killed) < enough and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(draws.uniform(0, 0.05))
+            assert process.poll() is None  # there was work left
+            process.send_signal(signal.SIGKILL)
+    done = subprocess.run(command, env=environment, check=True, capture_output=True)
+    found = json.loads(done.stdout)
+    assert keys(killed) == keys(tmp_path / "whole")
+    assert max(count for file in keys(killed).values() for count in file.values()) == 1
     for one, other in zip(found["rows"], expected["rows"], strict=True):
         assert (one["draft"], one["tar"], one["lookahead"]) == (other["draft"], other["tar"], other["lookahead"])
 
