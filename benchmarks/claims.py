@@ -40,9 +40,10 @@ def depth_sets_latency(folder: Path) -> str:
         steps = {shape: found.iteration(f"{RANDOM}{shape}", LOOKAHEAD, CONTEXT).draft_s / LOOKAHEAD for shape in family}
         lines.append(f"  us a step, {title}: " + ", ".join(f"{shape} {1e6 * s:.0f}" for shape, s in steps.items()))
         if title.startswith("as many"):
-            flat, deep = steps[family[0]], steps[family[-1]]
+            flat, deep, deepest = steps[family[0]], steps[family[-1]], family[-1]
     law = fit(observations(found, parent))
-    share = 8 * law.layer_s / (8 * law.layer_s + law.weight_s * family[0].pass_parameters)
+    depth_s = deepest.layers * law.layer_s
+    share = depth_s / (depth_s + law.weight_s * deepest.pass_parameters)
     holds = "holds" if deep > (1 + 2 * law.typical_error) * flat else "does not hold here"  # twice what the law is off
     lines.append(
         f"  law: {1e6 * law.layer_s:.1f} us a layer, {1e12 * law.weight_s:.1f} us a million weights: "

@@ -78,11 +78,11 @@ def test_rungs_share_the_tokens():
 
 def test_candidates_come_from_all_parents_and_could_win(profile: Path):
     parents = {"deep": PARENT, "flat": parse("2x256/4h/688", vocab=1024)}
-    found = choose_candidates(parents, LAW, profile, 64, range(1, 9), 2000.0, 6)
+    found = choose_candidates(parents, LAW, read_profile(profile), 64, range(1, 9), 2000.0, 6)
     assert {one.parent for one in found} == {"deep", "flat"}
     assert len(found) == len({one.name for one in found}) <= 6
     with pytest.raises(OptionError, match="could be faster"):
-        choose_candidates(parents, LAW, profile, 64, range(1, 9), 1e9, 6)
+        choose_candidates(parents, LAW, read_profile(profile), 64, range(1, 9), 1e9, 6)
 
 
 @pytest.fixture(scope="module")

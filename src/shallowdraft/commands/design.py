@@ -61,7 +61,8 @@ class Design(DraftCommand):
     corpus: Name = None
     """Folder of text to begin the target's from, and to learn from beside it. Default: the target begins by itself."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print {"best", "law", "shapes": [{"shape", "parameters", "step_s", "break_even", "to_win", …}, …]}."""
+    """Print {"best", "law", "shapes": [{"shape", "parameters", "step_s", "break_even", "to_win", …}, …]}; with --search
+    {"best", "found", "draft"}."""
 
     def run(self) -> int:
         from shallowdraft.models.checkpoint import find_folder, read_shape
@@ -86,7 +87,7 @@ class Design(DraftCommand):
         best, context = self._best(profile) if self.trace else ({}, float(self.context))
         goal = best.get("tokens_per_s")
         if self.search:
-            return self._search(dict(zip(names, parents, strict=True)), law, lookaheads, best, context)
+            return self._search(dict(zip(names, parents, strict=True)), law, profile, lookaheads, best, context)
         shapes = enumerate_shapes(parents[0], self.max_params)
         found = design(shapes, law, profile, context, lookaheads, goal)
         if self.json_output:
@@ -100,6 +101,7 @@ class Design(DraftCommand):
         self,
         parents: "dict[str, ModelShape]",
         law: "LatencyLaw",
+        profile: "Profile",
         lookaheads: list[int],
         best: dict[str, Any],
         context: float,
@@ -122,9 +124,7 @@ class Design(DraftCommand):
         if not (out / "profile.jsonl").exists():
             shutil.copy(self.profile, out / "profile.jsonl")
         goal = best.get("tokens_per_s")
-        chosen = choose_candidates(
-            parents, law, Path(self.profile), context, lookaheads, goal, self.candidates, self.max_params
-        )
+        chosen = choose_candidates(parents, law, profile, context, lookaheads, goal, self.candidates, self.max_params)
         rungs = plan_rungs(len(chosen), self.tokens)
         plan = ", then ".join(f"{rung.candidates} on {rung.tokens:,} tokens each" for rung in rungs)
         training.say(f"{plan}; candidates: {', '.join(one.name for one in chosen)}")
@@ -147,7 +147,8 @@ class Design(DraftCommand):
         )
         found = search.run(chosen, rungs, open_store(out / "text"))
         if not (out / "draft").exists():
-            shutil.copytree(found.folder, out / "draft")
+            shutil.rmtree(out / "draft.partial", ignore_errors=True)
+            shutil.copytree(found.folder, out / "draft.partial").rename(out / "draft")
         if self.json_output:
             print(json.dumps({"best": best or None, "found": found.record, "draft": str(out / "draft")}))
         else:

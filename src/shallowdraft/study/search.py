@@ -22,7 +22,7 @@ from shallowdraft.building.workshop import Workshop, prune_by_importance
 from shallowdraft.errors import OptionError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
-from shallowdraft.profiling.latency import measure, points, read_profile
+from shallowdraft.profiling.latency import Profile, measure, points, read_profile
 from shallowdraft.profiling.law import LatencyLaw, layer_weights
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.acceptance import replay
@@ -88,7 +88,7 @@ def plan_rungs(candidates: int, tokens: int) -> list[Rung]:
 def choose_candidates(
     parents: Mapping[str, ModelShape],
     law: LatencyLaw,
-    profile_path: Path,
+    profile: Profile,
     context: float,
     lookaheads: Sequence[int],
     best_tokens_per_s: float | None,
@@ -100,7 +100,7 @@ def choose_candidates(
     The parent's own is among them where it could: on a CPU a draft's weights have 8 bits, so that even the target may
     draft for itself.
     """
-    profile, found = read_profile(profile_path), []
+    found = []
     for name, parent in parents.items():
         designs = design(enumerate_shapes(parent, max_parameters), law, profile, context, lookaheads, best_tokens_per_s)
         able = [one.shape for one in designs if one.to_win.acceptance_rate < HOPELESS]
