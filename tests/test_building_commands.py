@@ -83,12 +83,21 @@ def test_distilled_on_the_targets_words_and_its_own_at_the_best_rate(parent: str
     assert main(["distill", *options, *more]) == 0
     found = capsys.readouterr()
     assert found.err.count("learning rate") == 3
+    assert "times over" not in found.err
     assert "greedy tar" in found.out
     assert sorted(p.name for p in (tmp_path / "d" / "training").glob("rate-*")) == [
         "rate-0.002",
         "rate-0.004",
         "rate-0.008",
     ]
+
+
+def test_too_little_of_the_targets_text_is_said_and_a_wrong_share_refused(parent: str, corpus: str, tmp_path, capsys):
+    options = ["--draft", parent, "--target", parent, "--corpus", corpus, *BUDGET, "--generated", "512"]
+    assert main(["distill", *options, "--out", str(tmp_path / "d")]) == 0
+    assert "will be read 8 times over" in " ".join(capsys.readouterr().err.split())
+    assert main(["distill", *options, "--generated-share", "2", "--out", str(tmp_path / "e")]) == 2
+    assert "--generated-share is 2.0" in capsys.readouterr().err
 
 
 def test_a_draft_of_another_vocabulary(parent: str, corpus: str, tmp_path: Path, capsys):

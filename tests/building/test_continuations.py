@@ -8,7 +8,7 @@ import torch
 from building.test_training import RECIPE, SHAPE, make_store, reader
 
 import shallowdraft as sd
-from shallowdraft.building.continuations import continuations, half_generated, write_continuations
+from shallowdraft.building.continuations import continuations, share_generated, write_continuations
 from shallowdraft.building.corpus import Batches, TokenStore, open_store
 from shallowdraft.building.jobs import Distil
 from shallowdraft.building.training import fresh_decoder, train
@@ -80,11 +80,12 @@ def test_writing_goes_on_where_it_stopped(tmp_path: Path):
     assert not list((tmp_path / "stopped").glob("*.npy"))
 
 
-def test_half_of_the_batch_is_the_targets_text():
-    mixed = half_generated({"wiki": 0.6, "news": 0.3, "generated": 0.1})
-    assert mixed == pytest.approx({"wiki": 1 / 3, "news": 1 / 6, "generated": 0.5})
-    assert half_generated({"generated": 1.0}) == {"generated": 1.0}
-    assert half_generated({"wiki": 1.0}) == {"wiki": 1.0}
+def test_a_share_of_the_batch_is_the_targets_text():
+    corpus = {"wiki": 0.6, "news": 0.3, "generated": 0.1}
+    assert share_generated(corpus, 0.5) == pytest.approx({"wiki": 1 / 3, "news": 1 / 6, "generated": 0.5})
+    assert share_generated(corpus, 1.0) == pytest.approx({"wiki": 0, "news": 0, "generated": 1.0})
+    assert share_generated({"generated": 1.0}, 0.5) == {"generated": 1.0}
+    assert share_generated({"wiki": 1.0}, 0.5) == {"wiki": 1.0}
 
 
 def test_rollouts_end_in_the_drafts_own_words_and_resume(tmp_path: Path):

@@ -20,12 +20,12 @@ OPENING_SEEDS = 10**6  # openings are drawn with other random numbers than what 
 GREEDY_SHARE = 4  # one batch in so many is decoded greedily, the others drawn at temperature 1
 
 
-def half_generated(weights: dict[str, float]) -> dict[str, float]:
-    """Weights of domains with half of the batch from the target's own text, where there is some beside the corpus."""
+def share_generated(weights: dict[str, float], share: float) -> dict[str, float]:
+    """Weights of domains, so that a share of a batch is the target's own text where there is some beside the corpus."""
     if DOMAIN not in weights or len(weights) == 1:
         return weights
     rest = 1 - weights[DOMAIN]
-    return {name: 0.5 if name == DOMAIN else 0.5 * weight / rest for name, weight in weights.items()}
+    return {name: share if name == DOMAIN else (1 - share) * weight / rest for name, weight in weights.items()}
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 
 from shallowdraft.building import sharding
 from shallowdraft.building.balance import Balance
-from shallowdraft.building.continuations import half_generated
+from shallowdraft.building.continuations import share_generated
 from shallowdraft.building.corpus import Batches, TokenStore
 from shallowdraft.building.importance import Importance, measure_importance
 from shallowdraft.building.jobs import Distil, Job
@@ -35,6 +35,8 @@ class Workshop:
     """Given a stage's name and its steps as they are done; must take them all."""
     domains: tuple[str, ...] | None = None
     """Domains of the store to train on; None means all."""
+    generated_share: float = 0.5
+    """Of every batch, the target's own text where the store has some beside the corpus."""
     compiled: bool = False
     recompute: bool = False
     validation_tokens: int = 65536
@@ -48,7 +50,7 @@ class Workshop:
         kind = name.partition("-")[0]  # all candidate layers, or rates, are tried on the same text
         seed = crc32(f"{recipe.seed} {kind}".encode())
         batches = Batches(self.store, rows=recipe.rows, sequence=recipe.sequence, seed=seed, domains=self.domains)
-        batches.weights = half_generated(batches.weights)
+        batches.weights = share_generated(batches.weights, self.generated_share)
         steps = train(
             model,
             job,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from shallowdraft.models.decoder import Decoder
     from shallowdraft.models.model import Model
 
+MANY_PASSES = 4  # over the same text: as good as new up to here
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistillingCommand(TrainingCommand):
@@ -21,7 +23,9 @@ class DistillingCommand(TrainingCommand):
     objective: str = "forward-kl"
     """forward-kl, reverse-kl, jensen-shannon, total-variation, hybrid or cross-entropy."""
     generated: int = 0
-    """Tokens that the target writes itself after prompts from the corpus, as one more domain of text."""
+    """Tokens that the target writes itself after prompts from the corpus; best as many as --tokens."""
+    generated_share: float = 1.0
+    """Of every batch, what comes from the target's own text; the rest is from the corpus."""
     rollout: float = 0.0
     """Share of the rows whose second half is the draft's own words, scored by the target."""
 
@@ -31,6 +35,8 @@ class DistillingCommand(TrainingCommand):
         require_objective(self.objective, self.rollout)
         if self.generated < 0:
             raise OptionError(f"--generated is {self.generated}; it is a number of tokens")
+        if not 0 < self.generated_share <= 1:
+            raise OptionError(f"--generated-share is {self.generated_share}; it is above 0 and at most 1")
         return super().start()
 
     def distil(
@@ -65,16 +71,21 @@ class DistillingCommand(TrainingCommand):
         from shallowdraft.building.continuations import write_continuations
         from shallowdraft.building.corpus import TokenStore, open_store
 
+        if (passes := self.generated_share * self.tokens / self.generated) > MANY_PASSES:
+            say(
+                f"the target's own text will be read {passes:.0f} times over; "
+                "with a larger --generated or a smaller --generated-share there is less to learn by heart"
+            )
         folder = self.work / "generated"
         if sharding.is_first() and not (folder / "store.json").exists():
-            half = self.sequence // 2
+            prompt = max(1, self.sequence // 8)
             texts = write_continuations(
                 shop.store,
                 target.decoder,
                 folder,
                 tokens=self.generated,
-                prompt=self.sequence - half,
-                length=half,
+                prompt=prompt,
+                length=self.sequence - prompt,
                 rows=self.recipe().rows,
                 seed=self.seed,
             )
@@ -84,7 +95,7 @@ class DistillingCommand(TrainingCommand):
                     if not isinstance(done, TokenStore):
                         progress.update(task, completed=done)
         sharding.wait()
-        return replace(shop, store=open_store(folder))
+        return replace(shop, store=open_store(folder), generated_share=self.generated_share)
 
 
 @dataclass(frozen=True, kw_only=True)
