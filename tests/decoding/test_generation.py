@@ -281,7 +281,7 @@ def test_models_on_two_devices_are_refused(synthetic):
 def test_rewinding_brings_back_the_state_after_the_prompt(synthetic):
     """Both caches are overwritten from there on; without that what follows would be another text."""
     settings = generation.Settings(draft=synthetic.draft, lookahead=3, max_new_tokens=60)
-    run = generation._Run(synthetic.target, ["a prompt"], settings)
+    run = generation.Run(synthetic.target, ["a prompt"], settings)
     steps = run.iterations()
     next(steps)
 
@@ -294,22 +294,10 @@ def test_rewinding_brings_back_the_state_after_the_prompt(synthetic):
     run.rewind()
     assert few() == first
     assert few()[: len(first)] == first  # goes on from there
-    wrong = generation._Run(synthetic.target, ["a prompt"], settings)
+    wrong = generation.Run(synthetic.target, ["a prompt"], settings)
     wrong.engine.rewind = lambda: None
     steps, run = wrong.iterations(), wrong
     next(steps)
     few()
     run.rewind()
     assert few() != first
-
-
-def test_times_stand_beside_plain_ones(synthetic):
-    ways = [generation.Options(draft=synthetic.draft, lookahead=d) for d in (1, 4)]
-    found = generation.time_beside_plain(synthetic.target, [[1, 2, 3]], ways, warm_up=1, count=2, turns=3)
-    assert [len(turn) for turn in found] == [2, 2, 2]
-    for plain, times, state in (sample for turn in found for sample in turn):
-        assert state.plain_s == plain.total_s / 2
-        assert min(state.handover_s, state.arithmetic_s) >= 0
-        assert plain.draft_s < plain.verify_s < plain.total_s
-        assert 0 < times.draft_s < times.total_s
-        assert times.prefill_s == 0

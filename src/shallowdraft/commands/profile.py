@@ -123,10 +123,11 @@ def _iterations(profile: "Measured", drafts: list[str], context: int, batch: int
     lookaheads = [d for d in profile.lookaheads(drafts[0]) if d in SHOWN] or profile.lookaheads(drafts[0])
     plain_ms = 1e3 * profile.plain_s(context, batch)
     title = f"ms an iteration (of them drafting); context {context}, batch {batch}; plain decoding {plain_ms:.2f}"
-    table = new_table("draft", *(f"d={lookahead}" for lookahead in lookaheads), title=title)
+    table = new_table("draft", *(f"d={lookahead}" for lookahead in lookaheads), "half within ±", title=title)
     for draft in drafts:
         found = (profile.iteration(draft, lookahead, context, batch) for lookahead in lookaheads)
-        table.add_row(draft, *(f"{1e3 * one.total_s:.2f} ({1e3 * one.draft_s:.2f})" for one in found))
+        cells = (f"{1e3 * one.total_s:.2f} ({1e3 * one.draft_s:.2f})" for one in found)
+        table.add_row(draft, *cells, f"{profile.spread(draft):.1%}")
     return table
 
 

@@ -2,11 +2,9 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Literal, TypedDict, Unpack, cast, overload
-
-import torch
 
 from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
 from shallowdraft.decoding.engine import UNSOUND, Engine
@@ -15,7 +13,6 @@ from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.text import TextStream
 from shallowdraft.errors import NumericsError, OptionError, PromptError
-from shallowdraft.kernels import cpu
 from shallowdraft.models.model import Model, check_vocabulary
 
 MAX_LOOKAHEAD = 32
@@ -117,7 +114,7 @@ def generate(
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
-    run = _Run(target, prompts, Settings(**options))
+    run = Run(target, prompts, Settings(**options))
     for _ in run.iterations():
         pass
     return run.results()[0] if single else run.results()
@@ -127,72 +124,13 @@ def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream
     """`generate` for one prompt, piece by piece."""
     if not _is_single(prompt):
         raise PromptError("stream takes one prompt: text or token ids, and not none of them")
-    return Stream(_Run(target, [prompt], Settings(**options), pieces=True))
-
-
-@dataclass(frozen=True)
-class MachineState:
-    """What the speed of a machine depends on that others use too."""
-
-    plain_s: float
-    """Seconds a token of plain decoding."""
-    handover_s: float = 0.0
-    """Seconds in which one core hands a cache line to another; 0: unknown, or no CPU."""
-    arithmetic_s: float = 0.0
-    """Seconds of a fixed piece of arithmetic, likewise."""
-
-
-def state_of(target: Model, plain_s: float) -> MachineState:
-    """The state now, beside plain decoding that took so long a token."""
-    return MachineState(plain_s, *cpu.probe(torch.get_num_threads() if target.device.type == "cpu" else 1))
-
-
-def time_beside_plain(
-    target: Model, prompts: list[list[int]], ways: Sequence[Options], *, warm_up: int, count: int, turns: int
-) -> list[list[tuple[Times, Times, MachineState]]]:
-    """Seconds of `count` iterations in each way and of as many plain ones beside them, and the machine's state then.
-
-    By turn and way. Plain decoding runs before and after each. All begin where the prompt ends, with `warm_up`
-    iterations more.
-    """
-    runs = [_endless(target, prompts, Settings(**way), warm_up + count) for way in (Options(), *ways)]
-    steps = [run.iterations() for run in runs]
-    for one in steps:
-        next(one)
-
-    def sample(way: int) -> Times:
-        runs[way].rewind()
-        for _ in range(warm_up):
-            next(steps[way])
-        before = runs[way].times()
-        for _ in range(count):
-            next(steps[way])
-        return runs[way].times() - before
-
-    found: list[list[tuple[Times, Times, MachineState]]] = []
-    for _ in range(turns):
-        found.append([])
-        plain = sample(0)
-        for way in range(1, len(runs)):
-            times = sample(way)
-            state, after = state_of(target, 0.0), sample(0)
-            beside = (plain + after).halved()
-            found[-1].append((beside, times, replace(state, plain_s=beside.total_s / count)))
-            plain = after
-    return found
-
-
-def _endless(target: Model, prompts: list[list[int]], settings: Settings, iterations: int) -> "_Run":
-    """A run that has not ended after so many iterations."""
-    longest = settings.longest_lookahead if settings.draft else 0
-    most = 1 + (iterations + 2) * (longest + 1)
-    return _Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=()))
+    return Stream(Run(target, [prompt], Settings(**options), pieces=True))
 
 
 class Stream:
     """An iterator over the pieces of a continuation; `result` is there when it has ended."""
 
-    def __init__(self, run: "_Run") -> None:
+    def __init__(self, run: "Run") -> None:
         self._pieces = self._decode(run)
         self._result: Generation | None = None
 
@@ -208,7 +146,7 @@ class Stream:
             raise OptionError("the stream has not ended yet; iterate to its end, then read its result")
         return self._result
 
-    def _decode(self, run: "_Run") -> Iterator[Piece]:
+    def _decode(self, run: "Run") -> Iterator[Piece]:
         row, shown = run.rows[0], 0
         for _ in run.iterations():
             yield from row.pieces[shown:]
@@ -254,7 +192,7 @@ class _Row:
         self.drafted += drafted
 
 
-class _Run:
+class Run:
     """A batch from prompts to results."""
 
     def __init__(self, target: Model, prompts: Sequence[Prompt], settings: Settings, *, pieces: bool = False) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from shallowdraft.cost import Iteration
-from shallowdraft.decoding.generation import MachineState, Options, time_beside_plain
+from shallowdraft.decoding.generation import Options
+from shallowdraft.decoding.timing import MachineState, time_beside_plain
 from shallowdraft.errors import RecordError
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records, processor
@@ -95,12 +96,15 @@ class Profile:
         longest = max(self.lookaheads(draft))
         return {d: self.iteration(draft, d, context, batch) for d in range(1, longest + 1)}
 
-    def spread(self, draft: str, lookahead: int, context: int, batch: int = 1) -> float:
-        """Half the distance of the quartiles of an iteration's length, relative to it."""
-        found = self.samples[Point(draft, lookahead, context, batch)]
-        ratios = [sum(sample[part] for part in PARTS) / sample["plain_s"] for sample in found]
-        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
-        return float((high - low) / 2 / middle)
+    def spread(self, draft: str) -> float:
+        """Half the distance of the quartiles of an iteration over a plain token, relative to it: the median point's."""
+
+        def of_point(found: Sequence[Record]) -> float:
+            ratios = [sum(sample[part] for part in PARTS) / sample["plain_s"] for sample in found]
+            low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+            return float((high - low) / 2 / middle)
+
+        return median(of_point(found) for point, found in self.samples.items() if point.draft == draft)
 
     def _ratio(
         self, part: str, draft: str, lookahead: float, context: float, batch: int, state: MachineState | None

@@ -7,7 +7,7 @@ import numpy as np
 
 from shallowdraft import cost
 from shallowdraft.cost import Iteration, Prediction
-from shallowdraft.decoding.generation import MachineState
+from shallowdraft.decoding.timing import MachineState
 from shallowdraft.profiling.latency import PARTS, Profile
 from shallowdraft.replay.acceptance import LOOKAHEADS, Replay
 from shallowdraft.study.live import Key

@@ -9,7 +9,8 @@ from statistics import fmean
 import numpy as np
 
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.decoding.generation import MachineState, Options, generate, state_of
+from shallowdraft.decoding.generation import Options, generate
+from shallowdraft.decoding.timing import MachineState, state_of
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records

@@ -1,0 +1,70 @@
+"""Iterations timed beside plain ones, with the state that the machine was in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from shallowdraft.decoding.generation import Options, Run, Settings
+from shallowdraft.decoding.statistics import Times
+from shallowdraft.kernels import cpu
+from shallowdraft.models.model import Model
+
+
+@dataclass(frozen=True)
+class MachineState:
+    """What the speed of a machine depends on that others use too."""
+
+    plain_s: float
+    """Seconds a token of plain decoding."""
+    handover_s: float = 0.0
+    """Seconds in which one core hands a cache line to another; 0: unknown, or no CPU."""
+    arithmetic_s: float = 0.0
+    """Seconds of a fixed piece of arithmetic, likewise."""
+
+
+def state_of(target: Model, plain_s: float) -> MachineState:
+    """The state now, beside plain decoding that took so long a token."""
+    return MachineState(plain_s, *cpu.probe(torch.get_num_threads() if target.device.type == "cpu" else 1))
+
+
+def time_beside_plain(
+    target: Model, prompts: list[list[int]], ways: Sequence[Options], *, warm_up: int, count: int, turns: int
+) -> list[list[tuple[Times, Times, MachineState]]]:
+    """Seconds of `count` iterations in each way and of as many plain ones beside them, and the machine's state then.
+
+    By turn and way. Plain decoding runs before and after each. All begin where the prompt ends, with `warm_up`
+    iterations more.
+    """
+    runs = [_endless(target, prompts, Settings(**way), warm_up + count) for way in (Options(), *ways)]
+    steps = [run.iterations() for run in runs]
+    for one in steps:
+        next(one)
+
+    def sample(way: int) -> Times:
+        runs[way].rewind()
+        for _ in range(warm_up):
+            next(steps[way])
+        before = runs[way].times()
+        for _ in range(count):
+            next(steps[way])
+        return runs[way].times() - before
+
+    found: list[list[tuple[Times, Times, MachineState]]] = []
+    for _ in range(turns):
+        found.append([])
+        plain = sample(0)
+        for way in range(1, len(runs)):
+            times = sample(way)
+            state, after = state_of(target, 0.0), sample(0)
+            beside = (plain + after).halved()
+            found[-1].append((beside, times, replace(state, plain_s=beside.total_s / count)))
+            plain = after
+    return found
+
+
+def _endless(target: Model, prompts: list[list[int]], settings: Settings, iterations: int) -> Run:
+    """A run that has not ended after so many iterations."""
+    longest = settings.longest_lookahead if settings.draft else 0
+    most = 1 + (iterations + 2) * (longest + 1)
+    return Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=()))
