@@ -18,16 +18,20 @@ SHAPE = ModelShape(4, 256, 4, 512, 1000, kv_heads=2, context=400)
 PROMPTS = [[seed, 7, seed + 3] * (1 + seed % 4) for seed in range(8)]
 
 
-def on_gpu(dtype: torch.dtype, noise: float = 0.1) -> tuple[sd.Model, sd.Model]:
+def on_gpu(dtype: torch.dtype, noise: float = 0.1, *, fused: bool = True) -> tuple[sd.Model, sd.Model]:
     target = sd.Model("target", random_decoder(SHAPE, seed=1, scale=2.0))
     draft = noisy(target, noise, pack=False)
-    return sd.Model("target", target.decoder.to("cuda", dtype)), sd.Model("draft", draft.decoder.to("cuda", dtype))
+    models = sd.Model("target", target.decoder.to("cuda", dtype)), sd.Model("draft", draft.decoder.to("cuda", dtype))
+    for model in models if fused else ():
+        assert (model.decoder.pack().fused is None) == (dtype == torch.float32)
+    return models
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "pytorch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("lookahead", [1, 4, 8])
-def test_greedy_is_lossless_under_the_rule(dtype: torch.dtype, lookahead: int):
-    target, draft = on_gpu(dtype)
+def test_greedy_is_lossless_under_the_rule(dtype: torch.dtype, lookahead: int, fused: bool):
+    target, draft = on_gpu(dtype, fused=fused)
     plain = sd.generate(target, PROMPTS, max_new_tokens=80)
     speculative = sd.generate(target, PROMPTS, draft=draft, lookahead=lookahead, max_new_tokens=80)
     assert 0 < sum(out.stats.accepted for out in speculative) < sum(out.stats.drafted for out in speculative)
@@ -43,7 +47,8 @@ def test_an_iteration_never_waits(sampling: Sampling):
     drafter = ModelDrafter(draft.decoder, 4, sampling, SHAPE.vocab)
     running = Engine(target.decoder, drafter, sampling, PROMPTS, [390] * len(PROMPTS))
     running.prefill()
-    running.iterate()
+    for _ in range(3):  # as it is, captured, replayed
+        running.iterate()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(100):  # past the table of random numbers, which is refilled on the way
@@ -62,3 +67,27 @@ def test_the_known_walk(tmp_path):
         assert out.stats.tar > 3
         assert out.stats.draft_s > 0
         assert out.stats.verify_s > 0
+
+
+def test_what_was_captured_serves_other_prompts():
+    """An engine is taken up again: other prompts, lengths and seeds in the same memory give what a new one gives."""
+    target, draft = on_gpu(torch.bfloat16)
+    for temperature in (0.0, 0.8):
+        options = {"draft": draft, "lookahead": 4, "max_new_tokens": 60, "temperature": temperature}
+        for seed, prompts in enumerate((PROMPTS, PROMPTS[::-1], [[one] for one in range(8)])):
+            again = sd.generate(target, prompts, seed=seed, **options)
+            assert target.decoder.kept
+            kept, target.decoder.kept = target.decoder.kept, {}
+            fresh = sd.generate(target, prompts, seed=seed, **options)
+            target.decoder.kept = kept
+            assert [out.token_ids for out in again] == [out.token_ids for out in fresh]
+            assert [out.stats.accepted for out in again] == [out.stats.accepted for out in fresh]
+        assert all(out.stats.draft_s > 0 < out.stats.verify_s for out in again)
+
+
+def test_the_lookahead_follows_what_pays():
+    target, draft = on_gpu(torch.bfloat16)
+    plain = sd.generate(target, PROMPTS[0], max_new_tokens=200)
+    auto = sd.generate(target, PROMPTS[0], draft=draft, lookahead="auto", max_new_tokens=200)
+    found = explain(target, PROMPTS[0], plain.token_ids, auto.token_ids)
+    assert found is None or found.tie, str(found)

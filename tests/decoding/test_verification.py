@@ -14,7 +14,7 @@ def one_hot(token: int, vocab: int = 5) -> torch.Tensor:
 
 def test_greedy_accepts_up_to_the_first_mismatch():
     logits = torch.stack([torch.stack([one_hot(t) for t in row]) for row in ([1, 2, 3, 4], [1, 2, 3, 4], [0, 2, 3, 4])])
-    verdict = verify_greedy(logits, torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3]]))
+    verdict = verify_greedy(*logits.max(-1), torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3]]))
     assert verdict.accepted.tolist() == [3, 1, 0]
     assert [row[: n + 1].tolist() for row, n in zip(verdict.tokens, verdict.accepted, strict=True)] == [
         [1, 2, 3, 4],

@@ -73,6 +73,16 @@ def test_what_is_asked_for_at_a_speed_comes_from_samples_at_that_speed(tmp_path:
     assert far.target_s == pytest.approx(33.0, rel=0.02)
 
 
+def test_one_disturbed_sample_decides_nothing(tmp_path: Path, monkeypatch):
+    """In a state that was hardly met while profiling: the nearest sample is one during which somebody else computed."""
+    rows = [{"plain_s": 1.0 + number / 100, "target_s": 1.1 + 1.1 * number / 100} for number in range(12)]
+    rows.append({"plain_s": 1.6, "target_s": 44.0})
+    profile = read_profile(written(tmp_path / "p", rows))
+    assert profile.iteration("d", 1, 64, state=MachineState(1.6)).target_s == pytest.approx(1.6 * 1.1, rel=0.01)
+    monkeypatch.setattr(latency, "SEVERAL", 1)
+    assert profile.iteration("d", 1, 64, state=MachineState(1.6)).target_s == pytest.approx(44.0, rel=0.01)
+
+
 def test_cores_that_moved_are_another_state(tmp_path: Path):
     """Two placements with plain decoding alike: only the handover between cores tells them apart."""
     placements = ({"handover_s": 55e-9, "target_s": 3.4}, {"handover_s": 340e-9, "target_s": 4.3})

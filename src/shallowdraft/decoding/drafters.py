@@ -11,6 +11,7 @@ from torch import Tensor
 from shallowdraft.decoding.sampling import Sampling, draw, probabilities
 from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
+from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
 
 
@@ -18,14 +19,15 @@ class Drafter(Protocol):
     """Proposes up to `lookahead` tokens an iteration."""
 
     lookahead: int
-    missed: int
-    """Iterations since it was last asked; each added one token to every row."""
 
     def prefill(self, state: State) -> None:
         """Read the prompts, once, before the first iteration."""
 
-    def propose(self, state: State, uniforms: Tensor) -> Proposal:
-        """Continue every row by d tokens; `uniforms` [B, d] are the draws to use."""
+    def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
+        """Continue every row by d tokens; `uniforms` [B, d] are the draws to use.
+
+        Iterations were `missed` since it was last asked; each added one token to every row.
+        """
 
 
 class NoDrafter:
@@ -33,13 +35,10 @@ class NoDrafter:
 
     lookahead = 0
 
-    def __init__(self) -> None:
-        self.missed = 0
-
     def prefill(self, state: State) -> None:
         pass
 
-    def propose(self, state: State, uniforms: Tensor) -> Proposal:
+    def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         return Proposal(state.tokens[:, :0])
 
 
@@ -49,17 +48,18 @@ class ModelDrafter:
     def __init__(self, decoder: Decoder, lookahead: int, sampling: Sampling, target_vocab: int) -> None:
         self.decoder, self.lookahead, self.sampling = decoder, lookahead, sampling
         self._vocab = target_vocab
-        self.missed = 0
+        self.cache: KVCache | None = None
 
     def prefill(self, state: State) -> None:
-        rows, slots = state.tokens.shape
-        self.cache = self.decoder.new_cache(rows, slots)
+        if self.cache is None:
+            self.cache = self.decoder.new_cache(*state.tokens.shape)
         fill(self.decoder, self.cache, state)
 
-    def propose(self, state: State, uniforms: Tensor) -> Proposal:
+    def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
-        tokens, positions = state.tail(2 + self.missed)
+        tokens, positions = state.tail(2 + missed)
         steps = uniforms.shape[1]
+        assert self.cache is not None
         if self.sampling.greedy:
             proposed, best = self.decoder.decode(tokens, positions, self.cache, state.span, steps, self._vocab)
             return Proposal(proposed, None, best.isfinite().all(1))

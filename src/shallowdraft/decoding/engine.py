@@ -5,18 +5,19 @@ Shapes: B rows, d lookahead, V vocabulary.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.clock import Clock
+from shallowdraft.decoding.clock import new_clock
 from shallowdraft.decoding.drafters import Drafter, NoDrafter
 from shallowdraft.decoding.noise import Noise
 from shallowdraft.decoding.pace import Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import fill, new_state
-from shallowdraft.decoding.verification import Proposal, Verdict, verify
+from shallowdraft.decoding.verification import Proposal, Verdict, verify, verify_choice
+from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
 
 UNSOUND = -1
@@ -40,19 +41,34 @@ class Engine:
     ) -> None:
         self.target, self.drafter, self.sampling = target, drafter, sampling
         self.state = new_state(prompts, limits, drafter.lookahead, target.device)
-        steps = max(limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True))
-        self.noise = Noise(sampling, len(prompts), drafter.lookahead, steps, target.device)
-        self.clock = Clock(target.device)
+        self.noise = Noise(len(prompts), drafter.lookahead, target.device)
+        self.clock = new_clock(target.device)
+        self.cache: KVCache | None = None
         self.pace = pace
+        self._graphs = _Graphs() if target.device.type == "cuda" else None
         self._draft_context = draft_context
+        self._begin(prompts, limits, sampling.seed)
+
+    def _begin(self, prompts: list[list[int]], limits: list[int], seed: int) -> None:
         self._lengths = self._prompt_lengths = [len(prompt) for prompt in prompts]
         self._limits = limits
+        steps = max(limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True))
+        self.noise.begin(None if self.sampling.greedy else seed, steps)
+        self._missed = 0  # iterations since the drafter was last asked
+
+    def restart(self, prompts: list[list[int]], limits: list[int], seed: int, pace: Pace | None) -> None:
+        """As many other prompts, no longer than what there is room for; what was captured is used again."""
+        self.state.refill(prompts, limits)
+        self.clock.reset()
+        self.pace = pace
+        self._begin(prompts, limits, seed)
 
     @torch.inference_mode()
-    def prefill(self) -> Verdict:
-        """Read the prompts and emit each row's first token."""
+    def prefill(self) -> Tensor:
+        """Read the prompts and emit each row's first token; packed as `Emitted` is."""
         with self.clock.phase("prefill"):
-            self.cache = self.target.new_cache(*self.state.tokens.shape)
+            if self.cache is None:
+                self.cache = self.target.new_cache(*self.state.tokens.shape)
             hidden = fill(self.target, self.cache, self.state)
             if self._within_draft_context():
                 self.drafter.prefill(self.state)
@@ -62,28 +78,38 @@ class Engine:
                 self.target.head(hidden)[:, None], nothing, self.sampling, uniforms[:, :0], uniforms[:, -1]
             )
             self.state.commit(verdict)
-        return verdict
+        return _packed(verdict)
 
     @torch.inference_mode()
-    def iterate(self) -> Verdict:
-        """Draft, verify, commit."""
+    def iterate(self) -> Tensor:
+        """Draft, verify, commit; packed as `Emitted` is. On a GPU the next iteration overwrites it."""
         uniforms, d = self.noise.advance(), self._lookahead()
+        missed, self._missed = self._missed, 0 if d else self._missed + 1
+        if self._graphs is None or (d and missed):
+            return self._iteration(uniforms, d, missed)
+        return self._graphs.run(d, lambda: self._iteration(uniforms, d, missed))
+
+    def _iteration(self, uniforms: Tensor, d: int, missed: int) -> Tensor:
+        assert self.cache is not None
         with self.clock.phase("draft"):
-            proposal = (self.drafter if d else NoDrafter()).propose(self.state, uniforms[:, :d])
-            self.drafter.missed = 0 if d else self.drafter.missed + 1
+            proposal = (self.drafter if d else NoDrafter()).propose(self.state, uniforms[:, :d], missed)
         with self.clock.phase("verify"):
             tail, positions = self.state.tail(1)
             tokens = torch.cat((tail, proposal.tokens), 1)
             positions = positions + self.state.steps(0, d + 1)
-            hidden = self.target(tokens, positions, self.cache, self.state.span)
-            verdict = verify(self.target.head(hidden), proposal, self.sampling, uniforms[:, d : 2 * d], uniforms[:, -1])
+            if self.sampling.greedy:
+                best = self.target.choose(tokens, positions, self.cache, self.state.span, self.target.shape.vocab)
+                verdict = verify_choice(*best, proposal)
+            else:
+                logits = self.target.head(self.target(tokens, positions, self.cache, self.state.span))
+                verdict = verify(logits, proposal, self.sampling, uniforms[:, d : 2 * d], uniforms[:, -1])
         self.state.commit(verdict)
-        return verdict
+        return _packed(verdict)
 
     def rewind(self) -> None:
         """Forget what was emitted, all but each row's first token: caches are overwritten from there on."""
         self._lengths = [length + 1 for length in self._prompt_lengths]
-        self.state.length = torch.tensor(self._lengths, device=self.state.length.device)
+        self.state.length.copy_(torch.tensor(self._lengths))
         self.state.longest = max(self._lengths)
 
     def run(self) -> Iterator[Emitted]:
@@ -91,9 +117,9 @@ class Engine:
         in_flight: deque[_Message] = deque()
         cuda = self.target.device.type == "cuda"
         side = torch.cuda.Stream(self.target.device) if cuda else None
-        verdict, begin_s = self.prefill(), 0.0
+        packed, begin_s = self.prefill(), 0.0
         while True:
-            in_flight.append(_Message(verdict, side))
+            in_flight.append(_Message(packed, side))
             emitted = in_flight.popleft().read() if len(in_flight) > cuda else None  # on a GPU one iteration late
             if self.pace and begin_s and emitted is not None:
                 lookahead, accepted = len(emitted[0]) - 2, [row[0] for row in emitted]
@@ -102,7 +128,7 @@ class Engine:
             if emitted is not None:
                 yield emitted
             begin_s = time.perf_counter()
-            verdict = self.iterate()
+            packed = self.iterate()
 
     def _bound_lengths(self, emitted: Emitted | None, unread: int) -> None:
         """Follow the rows' lengths; until a result is read, its rows may have grown by a whole proposal."""
@@ -122,17 +148,41 @@ class Engine:
         return self._draft_context is None or min(self._lengths) + self.drafter.lookahead <= self._draft_context
 
 
-class _Message:
-    """A verdict on its way to the host: copied on a stream of its own, so that the next iteration need not wait."""
+def _packed(verdict: Verdict) -> Tensor:
+    accepted = torch.where(verdict.sound, verdict.accepted, UNSOUND)
+    return torch.cat((accepted[:, None], verdict.tokens), 1)
 
-    def __init__(self, verdict: Verdict, side: torch.cuda.Stream | None) -> None:
-        accepted = torch.where(verdict.sound, verdict.accepted, UNSOUND)
-        packed = torch.cat((accepted[:, None], verdict.tokens), 1)
-        self.tokens = verdict.tokens.shape[1]
-        self._packed: Tensor = packed
+
+class _Graphs:
+    """Whole iterations as CUDA graphs, one for each lookahead: run as they are once, captured at the second time."""
+
+    def __init__(self) -> None:
+        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, lookahead: int, iteration: Callable[[], Tensor]) -> Tensor:
+        if lookahead not in self._captured:
+            self._captured[lookahead] = None
+            return iteration()
+        found = self._captured[lookahead]
+        if found is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                emitted = iteration()
+            found = self._captured[lookahead] = graph, emitted
+        found[0].replay()
+        return found[1]
+
+
+class _Message:
+    """What was emitted, on its way to the host: copied on a stream of its own, so that no iteration need wait."""
+
+    def __init__(self, packed: Tensor, side: torch.cuda.Stream | None) -> None:
+        self.tokens = packed.shape[1] - 1
+        self._packed = packed
         self._arrived: torch.cuda.Event | None = None
         if side is not None:
-            self._packed, self._arrived = _send(packed, side)
+            self._packed, self._arrived = _send(packed.clone(), side)
 
     def read(self) -> Emitted:
         if self._arrived is not None:

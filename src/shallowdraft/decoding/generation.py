@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Literal, TypedDict, Unpack, cast, overload
 
@@ -10,12 +10,14 @@ from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
 from shallowdraft.decoding.engine import UNSOUND, Engine
 from shallowdraft.decoding.pace import LONGEST, Pace
 from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.state import slots_for
 from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.text import TextStream
 from shallowdraft.errors import NumericsError, OptionError, PromptError
 from shallowdraft.models.model import Model, check_vocabulary
 
 MAX_LOOKAHEAD = 32
+KEPT = 4  # engines of a target, each with its caches and captured iterations
 
 Prompt = str | Sequence[int]
 FinishReason = Literal["stop", "length", "context"]
@@ -206,16 +208,8 @@ class Run:
         self.rows = [_new_row(target, settings, len(ids), pieces) for ids in encoded]
         limits = [len(ids) + row.max_new_tokens for ids, row in zip(encoded, self.rows, strict=True)]
         self._total_s = 0.0
-        draft = settings.draft
-        self.engine = Engine(
-            target.decoder,
-            _drafter(target, settings),
-            settings.sampling,
-            encoded,
-            limits,
-            draft_context=draft.shape.context if draft else None,
-            pace=Pace() if draft and settings.lookahead == "auto" else None,
-        )
+        self._times: Times | None = None
+        self.engine = _engine(target, settings, encoded, limits)
 
     def iterations(self) -> Iterator[None]:
         """Decode until every row has ended, pausing after each iteration; the clock stops while the caller works."""
@@ -232,6 +226,8 @@ class Run:
             yield
             begin_s = time.perf_counter()
             if all(row.finish_reason for row in self.rows):
+                self._times = self.times()
+                _keep(self.target, self.settings, self.engine)
                 return
 
     def rewind(self) -> None:
@@ -241,6 +237,8 @@ class Run:
             row.tokens.clear()
 
     def times(self) -> Times:
+        if self._times:
+            return self._times
         clock = self.engine.clock
         return Times(clock.seconds("prefill"), clock.seconds("draft"), clock.seconds("verify"), self._total_s)
 
@@ -304,6 +302,36 @@ def _new_row(target: Model, settings: Settings, prompt_tokens: int, pieces: bool
         text=TextStream(target.decode, settings.stop) if pieces or settings.stop else None,
         full="length" if settings.max_new_tokens <= room else "context",
     )
+
+
+def _engine(target: Model, settings: Settings, prompts: list[list[int]], limits: list[int]) -> Engine:
+    """A new engine, or on a GPU one that has captured such iterations before."""
+    draft = settings.draft
+    drafter = _drafter(target, settings)
+    pace = Pace() if draft and settings.lookahead == "auto" else None
+    slots = slots_for(limits, drafter.lookahead, target.device)
+    kept: Engine | None = target.decoder.kept.pop(_kind(settings, len(prompts), slots), None)
+    if kept is not None:
+        kept.restart(prompts, limits, settings.seed, pace)
+        return kept
+    context = draft.shape.context if draft else None
+    return Engine(target.decoder, drafter, settings.sampling, prompts, limits, context, pace)
+
+
+def _keep(target: Model, settings: Settings, engine: Engine) -> None:
+    """For the next prompts of this kind."""
+    if target.device.type == "cuda":
+        kept = target.decoder.kept
+        kept[_kind(settings, *engine.state.tokens.shape)] = engine
+        if len(kept) > KEPT:
+            del kept[next(iter(kept))]
+
+
+def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
+    """What an engine is made for; it holds on to the draft, so that no other can have its id."""
+    draft = id(settings.draft.decoder) if settings.draft else None
+    lookahead = settings.longest_lookahead if settings.draft else 0
+    return draft, lookahead, settings.lookahead == "auto", replace(settings.sampling, seed=0), rows, slots
 
 
 def _drafter(target: Model, settings: Settings) -> Drafter:

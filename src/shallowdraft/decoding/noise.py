@@ -7,34 +7,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.sampling import Sampling
-
 ITERATIONS_AHEAD = 64
 
 
 class Noise:
     """Uniform numbers in [0, 1): for each row and iteration d draft draws, d coins and one draw of the target."""
 
-    def __init__(self, sampling: Sampling, rows: int, lookahead: int, iterations: int, device: torch.device) -> None:
-        self._width = 2 * lookahead + 1
+    def __init__(self, rows: int, lookahead: int, device: torch.device) -> None:
+        self._now = torch.zeros(rows, 2 * lookahead + 1, device=device, dtype=torch.float64)
+        self._streams: list[np.random.Generator] = []
+
+    def begin(self, seed: int | None, iterations: int) -> None:
+        """Streams of this seed, for about so many iterations; None: greedy decoding reads no number."""
         self._ahead = min(iterations, ITERATIONS_AHEAD)
-        self._device = device
         self._iteration = 0
-        self._table = torch.zeros(1, rows, self._width, device=device)  # greedy decoding reads no number
-        self._streams = [] if sampling.greedy else [_stream(sampling.seed, row) for row in range(rows)]
+        self._streams = [] if seed is None else [_stream(seed, row) for row in range(len(self._now))]
 
     def advance(self) -> Tensor:
-        """The numbers of the next iteration, [B, 2d + 1]."""
-        if not self._streams:
-            return self._table[0]
-        index = self._iteration % self._ahead
-        if index == 0:
-            blocks = [stream.random((self._ahead, self._width)) for stream in self._streams]
-            made = torch.from_numpy(np.stack(blocks, axis=1))
-            pinned = made.pin_memory() if self._device.type == "cuda" else made
-            self._table = pinned.to(self._device, non_blocking=True)
-        self._iteration += 1
-        return self._table[index]
+        """The numbers of the next iteration, [B, 2d + 1], always in the same place."""
+        if self._streams:
+            index = self._iteration % self._ahead
+            if index == 0:
+                blocks = [stream.random((self._ahead, self._now.shape[1])) for stream in self._streams]
+                made = torch.from_numpy(np.stack(blocks, axis=1))
+                pinned = made.pin_memory() if self._now.device.type == "cuda" else made
+                self._table = pinned.to(self._now.device, non_blocking=True)
+            self._now.copy_(self._table[index])
+            self._iteration += 1
+        return self._now
 
 
 def _stream(seed: int, row: int) -> np.random.Generator:

@@ -15,6 +15,7 @@ from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
 
 PREFILL_CHUNK = 512
+SLOTS_STEP = 256
 SPAN_STEP = 64  # attended lengths are rounded up, so that kernels see few different shapes
 
 
@@ -34,7 +35,12 @@ class State:
 
     @property
     def span(self) -> int:
-        """How many slots a pass must look at: every committed token and one proposal, rounded up."""
+        """How many slots a pass must look at: every committed token and one proposal, rounded up; on a GPU all.
+
+        There an iteration is captured once, for any length.
+        """
+        if self.tokens.is_cuda:
+            return self.tokens.shape[1]
         needed = self.longest + self.lookahead
         return min(-(-needed // SPAN_STEP) * SPAN_STEP, self.tokens.shape[1])
 
@@ -52,18 +58,34 @@ class State:
     def commit(self, verdict: Verdict) -> None:
         """Append what was emitted; void tokens behind it are overwritten by the next commit."""
         self.tokens.scatter_(1, self.length[:, None] + self.steps(0, verdict.tokens.shape[1]), verdict.tokens)
-        self.length = torch.minimum(self.length + verdict.accepted + 1, self.limit)
+        self.length.copy_(torch.minimum(self.length + verdict.accepted + 1, self.limit))
+
+    def refill(self, prompts: list[list[int]], limits: list[int]) -> None:
+        """Other prompts in the same memory."""
+        fresh = new_state(prompts, limits, self.lookahead, torch.device("cpu"), self.tokens.shape[1])
+        self.tokens.copy_(fresh.tokens)
+        self.length.copy_(fresh.length)
+        self.limit.copy_(fresh.limit)
+        self.longest = fresh.longest
 
 
-def new_state(prompts: list[list[int]], limits: list[int], lookahead: int, device: torch.device) -> State:
+def new_state(
+    prompts: list[list[int]], limits: list[int], lookahead: int, device: torch.device, slots: int | None = None
+) -> State:
     """Rows that hold their prompts, with room for `limits` tokens each and one proposal more."""
     longest = max(len(prompt) for prompt in prompts)
-    slots = max(limits) + lookahead + 1
+    slots = slots or slots_for(limits, lookahead, device)
     tokens = torch.zeros(len(prompts), slots, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     return State(tokens.to(device), lengths.to(device), torch.tensor(limits).to(device), longest, lookahead)
+
+
+def slots_for(limits: list[int], lookahead: int, device: torch.device) -> int:
+    """Room for so many tokens and one proposal; on a GPU rounded up, so that it fits other prompts too."""
+    needed = max(limits) + lookahead + 1
+    return needed if device.type == "cpu" else -(-needed // SLOTS_STEP) * SLOTS_STEP
 
 
 def fill(decoder: Decoder, cache: KVCache, state: State) -> Tensor:

@@ -34,17 +34,19 @@ class Verdict:
 def verify(logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor) -> Verdict:
     """Judge a proposal by the target's logits [B, d + 1, V]; `coins` [B, d] and `last` [B] are uniform in [0, 1)."""
     if sampling.greedy:
-        verdict = verify_greedy(logits, proposal.tokens)
-    else:
-        p = probabilities(logits, sampling)
-        q = proposal.q if proposal.q is not None else p[:, :0]
-        verdict = verify_sampled(p, q, proposal.tokens, coins, last)
-    return verdict if proposal.sound is None else replace(verdict, sound=verdict.sound & proposal.sound)
+        return verify_choice(*logits.max(-1), proposal)
+    p = probabilities(logits, sampling)
+    q = proposal.q if proposal.q is not None else p[:, :0]
+    return _both_sound(verify_sampled(p, q, proposal.tokens, coins, last), proposal)
 
 
-def verify_greedy(logits: Tensor, proposed: Tensor) -> Verdict:
+def verify_choice(best: Tensor, choice: Tensor, proposal: Proposal) -> Verdict:
+    """Judge a proposal by the target's largest logits and their tokens, [B, d + 1] each."""
+    return _both_sound(verify_greedy(best, choice, proposal.tokens), proposal)
+
+
+def verify_greedy(best: Tensor, choice: Tensor, proposed: Tensor) -> Verdict:
     """Accept while the proposal is the target's most likely token."""
-    best, choice = logits.max(-1)
     accepted = (proposed == choice[:, :-1]).cumprod(1).sum(1)
     return Verdict(choice, accepted, _sound(best, accepted))
 
@@ -65,6 +67,10 @@ def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: 
     token = draw(torch.where(empty, p_next, residual), last)
     tokens = torch.nn.functional.pad(proposed, (0, 1)).scatter(1, accepted[:, None], token[:, None])
     return Verdict(tokens, accepted, _sound(p.sum(-1), accepted))
+
+
+def _both_sound(verdict: Verdict, proposal: Proposal) -> Verdict:
+    return verdict if proposal.sound is None else replace(verdict, sound=verdict.sound & proposal.sound)
 
 
 def _sound(numbers: Tensor, accepted: Tensor) -> Tensor:

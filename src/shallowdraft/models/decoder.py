@@ -5,7 +5,7 @@ Shapes: B rows, T tokens of a pass, C d_model, H query heads, G key/value heads,
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shallowdraft.errors import OptionError
 from shallowdraft.kernels import cpu
-from shallowdraft.models import native
+from shallowdraft.models import fused, native
 from shallowdraft.models.cache import KVCache, rope_tables
 from shallowdraft.models.projection import Packing, Projection, best_packing
 from shallowdraft.shapes import OPT_POSITION_OFFSET, ModelShape
@@ -55,6 +55,9 @@ class Decoder(nn.Module):
         if shape.tied:
             self.tie()
         self.native: native.NativeLayers | None = None
+        self.fused: fused.FusedLayers | None = None
+        self.kept: dict[Any, Any] = {}
+        """What those who decode with it want to find again."""
         self.packing: Packing = "none"
         self.recompute = False
         """In training: compute a block's activations again on the way back instead of keeping them."""
@@ -77,12 +80,28 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
         """Tokens [B, T] at positions [B, T], attending to the cache's first `span` slots -> hidden [B, T, C]."""
         x = self._enter(tokens, positions)
-        x = self.layers(x, positions, cache, span) if self.native is None else self.native(x, positions, cache)
-        return self._finish(x)
+        if self.native is not None:
+            return self._finish(self.native(x, positions, cache))
+        if self._few(tokens):
+            assert self.fused is not None
+            return self._finish(self._normed(self.fused(x, positions, cache)))
+        return self._finish(self.layers(x, positions, cache, span))
 
     def layers(self, x: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
-        """Every block and the final norm; the reference of the C kernel, and what runs on a GPU."""
+        """Every block and the final norm in PyTorch's own operations: the reference of the other kernels."""
         return self._through(x, CachedAttention(self.shape, positions, cache, span))
+
+    def choose(
+        self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, vocab: int, *, last: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The largest of the first `vocab` logits after every token, or the last, and its id: [B, T] or [B, 1] each."""
+        if self._few(tokens) and self.norm is not None:
+            assert self.fused is not None
+            x = self.fused(self._enter(tokens, positions), positions, cache)
+            return self.fused.largest(x[:, -1:] if last else x, self.norm, self.head, min(vocab, self.shape.vocab))
+        hidden = self(tokens, positions, cache, span)
+        best, token = self.head(hidden[:, -1:] if last else hidden)[..., :vocab].max(-1)
+        return best, token
 
     def decode(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, steps: int, vocab: int
@@ -95,12 +114,11 @@ class Decoder(nn.Module):
             return self.native.decode(weight, self.head.product(), vocab, tokens, positions, cache, steps)
         found, largest = [], []
         for _ in range(steps):
-            hidden = self(tokens, positions, cache, span)
-            best, token = self.head(hidden[:, -1])[:, :vocab].max(-1)
-            found.append(token)
+            best, tokens = self.choose(tokens, positions, cache, span, vocab, last=True)
+            found.append(tokens)
             largest.append(best)
-            tokens, positions = token[:, None], positions[:, -1:] + 1
-        return torch.stack(found, 1), torch.stack(largest, 1)
+            positions = positions[:, -1:] + 1
+        return torch.cat(found, 1), torch.cat(largest, 1)
 
     def read(self, tokens: Tensor) -> Tensor:
         """Whole texts [B, T] without a cache -> hidden [B, T, C]: for training and teacher-forced scoring."""
@@ -130,13 +148,20 @@ class Decoder(nn.Module):
                 x = checkpoint(block, x, attention, use_reentrant=False)
             else:
                 x = block(x, attention)
+        return self._normed(x)
+
+    def _normed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
+
+    def _few(self, tokens: Tensor) -> bool:
+        """Whether a pass is for the fused kernels."""
+        return self.fused is not None and tokens.numel() <= fused.MAX_ROWS
 
     def _finish(self, x: Tensor) -> Tensor:
         return x if self.project_out is None else self.project_out(x)
 
     def pack(self, packing: Packing | None = None) -> "Decoder":
-        """Repack every weight for decoding here, on a CPU the fastest way there is; a no-op on a GPU."""
+        """Make ready for decoding: on a CPU repack every weight the fastest way there is, on a GPU take our kernels."""
         packing = best_packing(self.shape, self.dtype, self.device) if packing is None else packing
         for module in self.modules():
             if isinstance(module, Projection):
@@ -144,6 +169,8 @@ class Decoder(nn.Module):
         if packing in ("panels", "bytes"):
             assert self.shape.head_dim % cpu.LANES == 0
             self.native = native.NativeLayers(self.shape, self.blocks, self.norm)
+        elif self.device.type == "cuda":
+            self.fused = fused.of_blocks(self.shape, self.blocks, self.dtype, self.device)
         self.packing = packing
         return self
 
@@ -152,6 +179,8 @@ class Decoder(nn.Module):
             raise OptionError(
                 "a packed decoder cannot be moved or cast; load it again with the dtype and device wanted"
             )
+        self.fused = None
+        self.kept.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 

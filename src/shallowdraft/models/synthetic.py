@@ -70,7 +70,15 @@ class Pair:
         return folder / "target", folder / "draft"
 
 
-def make_pair(target: ModelShape, draft: ModelShape, agreement: float, *, seed: int = 0) -> Pair:
+def make_pair(
+    target: ModelShape,
+    draft: ModelShape,
+    agreement: float,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Pair:
     """A pair of the two shapes that agrees on a share of the vocabulary, rounded to whole tokens.
 
     A tied head cannot walk a permutation; such a shape gets a head of its own.
@@ -86,7 +94,8 @@ def make_pair(target: ModelShape, draft: ModelShape, agreement: float, *, seed: 
     if not 0 <= seed < 2**63:
         raise OptionError(f"seed is {seed}; it must be 0 or more and fit into 63 bits")
     # twice: saving takes a copy
-    require_memory(2 * (target.weight_bytes() + draft.weight_bytes()), torch.device("cpu"), "making such a pair")
+    size = 2 * (target.parameters + draft.parameters) * dtype.itemsize
+    require_memory(size, torch.device(device), "making such a pair")
     random = torch.Generator().manual_seed(seed)
     successor = _full_cycle(target.vocab, random)
     differing = torch.randperm(target.vocab, generator=random)[: round((1 - agreement) * target.vocab)]
@@ -94,9 +103,11 @@ def make_pair(target: ModelShape, draft: ModelShape, agreement: float, *, seed: 
     draft_successor[differing] = successor[differing.roll(1)]
     agrees = draft_successor == successor
     tokenizer = byte_tokenizer(target.vocab)
+    if torch.device(device).type != "cpu":
+        random = torch.Generator(device).manual_seed(seed)
     return Pair(
-        Model("synthetic target", _follower(target, successor, random), tokenizer),
-        Model("synthetic draft", _follower(draft, draft_successor, random), tokenizer),
+        Model("synthetic target", _follower(target, successor, random, dtype), tokenizer),
+        Model("synthetic draft", _follower(draft, draft_successor, random, dtype), tokenizer),
         successor,
         agrees,
     )
@@ -106,8 +117,8 @@ def _check_follows(decoder: Decoder, successor: Tensor) -> None:
     """Try some tokens: a model far too narrow for its vocabulary cannot tell them apart."""
     tokens = torch.arange(0, len(successor), -(-len(successor) // TRIED_TOKENS))[:, None]
     with torch.inference_mode():
-        cache = decoder.new_cache(len(tokens), 1)
-        choice = decoder.head(decoder(tokens, torch.zeros_like(tokens), cache, 1)).argmax(-1)
+        cache, there = decoder.new_cache(len(tokens), 1), tokens.to(decoder.device)
+        choice = decoder.head(decoder(there, torch.zeros_like(there), cache, 1)).argmax(-1).cpu()
     if not torch.equal(choice, successor[tokens]):
         raise OptionError(
             f"a d_model of {decoder.shape.d_model} is too narrow for a vocabulary of {len(successor):,}; "
@@ -163,21 +174,23 @@ def _full_cycle(size: int, random: torch.Generator) -> Tensor:
     return successor
 
 
-def _follower(shape: ModelShape, successor: Tensor, random: torch.Generator) -> Decoder:
+def _follower(shape: ModelShape, successor: Tensor, random: torch.Generator, dtype: torch.dtype) -> Decoder:
     """A decoder of the shape whose greedy choice after x is successor[x]."""
-    state = {name: _random_parameter(name, size, 1.0, random) for name, size in _sizes(shape).items()}
-    for name, tensor in state.items():
+    state = {}
+    for name, size in _sizes(shape).items():
+        tensor = _random_parameter(name, size, 1.0, random)
         if name.split(".")[-2] in ("out", "down", "positions"):
             tensor.mul_(_DAMPING)
+        state[name] = tensor if name.startswith(("embed.", "head.", "project_")) else tensor.to(dtype)
     # Vectors of one length and no mean: none is closer to another than to itself, under either kind of norm.
     embedding = torch.nn.functional.layer_norm(state["embed.weight"], (shape.embed_dim,))
     state["embed.weight"] = embedding
-    state["head.weight"][successor] = embedding / shape.embed_dim**0.5
+    state["head.weight"][successor.to(random.device)] = embedding / shape.embed_dim**0.5
     if "project_in.weight" in state:  # there and back again, and still without a mean
         there = state["project_in.weight"]
         state["project_in.weight"] = torch.linalg.qr(there - there.mean(0)).Q
         state["project_out.weight"] = state["project_in.weight"].T.contiguous()
-    decoder = assemble(shape, state)
+    decoder = assemble(shape, {name: tensor.to(dtype) for name, tensor in state.items()})
     _check_follows(decoder, successor)
     return decoder
 
@@ -188,6 +201,6 @@ def _sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 def _random_parameter(name: str, size: tuple[int, ...], scale: float, random: torch.Generator) -> Tensor:
     if len(size) == 1:
-        return torch.ones(size) if name.endswith("norm.weight") else torch.zeros(size)
+        return torch.full(size, float(name.endswith("norm.weight")), device=random.device)
     deviation = 1.0 if name.startswith("embed.") else (scale / size[1]) ** 0.5
-    return torch.randn(size, generator=random) * deviation
+    return torch.randn(size, generator=random, device=random.device).mul_(deviation)

@@ -31,6 +31,7 @@ ANY = ""  # stands for all drafts
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 WARM_UP, COUNT, TURNS = 4, 12, 3  # iterations before a sample and of it, and samples in a round
+SEVERAL = 5  # samples that a median must rest on
 NEAR = {"plain_s": 0.04, "handover_s": 0.4, "arithmetic_s": 0.08}  # what differs by that much is another state
 
 
@@ -140,7 +141,10 @@ def _columns(rows: Sequence[Record]) -> dict[str, Floats]:
 
 
 def _median(found: dict[str, Floats], part: str, state: MachineState | None) -> float:
-    """Of the ratio to a plain token, of samples taken in about that state."""
+    """Of the ratio to a plain token, of samples taken in about that state: as near as several of them are.
+
+    In a state that was hardly met while profiling the nearest sample may be one that somebody disturbed.
+    """
     ratios = found[part] / found["plain_s"]
     if state is None:
         return float(np.median(ratios))
@@ -149,7 +153,11 @@ def _median(found: dict[str, Floats], part: str, state: MachineState | None) -> 
         here = getattr(state, name)
         known = (found[name] > 0) & (here > 0)
         distances[known] += (np.log(found[name][known] / (here or 1.0)) / width) ** 2
-    weights = np.exp((distances.min() - distances) / 2)
+    distances -= distances.min()
+    weights = np.exp(-distances / 2)
+    while weights.sum() ** 2 < min(SEVERAL, len(weights) / 2) * (weights**2).sum():  # Kish's effective number
+        distances /= 2
+        weights = np.exp(-distances / 2)
     order = np.argsort(ratios)
     return float(np.interp(0.5, (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum(), ratios[order]))
 

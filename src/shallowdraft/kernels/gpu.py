@@ -1,0 +1,219 @@
+"""Triton kernels for passes over few tokens, where reading the weights is all that should take time.
+
+Shapes: R rows (tokens of a pass), N outputs, K inputs, V vocabulary, B texts, T tokens of a text's pass, H query heads,
+G key/value heads, D head width, S slots. Every kernel may start before the one that feeds it has ended
+(programmatic dependent launch): it asks the L2 cache for its first weights, then waits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from shallowdraft.kernels import gpu_jit
+
+SPLIT_SLOTS = 64  # attention is split over the cache into parts of at least so many slots
+PROCESSORS = 132  # of a large GPU
+L2_LINES = 40 * 2**20 // 128  # at most so many are brought nearer
+LINE = 64  # 16-bit numbers in a cache line
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a product is cut."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+    dot: bool
+    """Whether tensor cores multiply."""
+    early: bool = False
+    """Whether it starts before the kernel before it has ended,"""
+    lines: int = 0
+    """and then asks for so many cache lines of each weight row."""
+
+
+def stamp(spent: Tensor, sign: int) -> None:
+    """Add the GPU's clock in nanoseconds to an int64 number (sign 1), or take it away (-1)."""
+    gpu_jit.stamp[(1,)](spent, sign, num_warps=1)
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    tiling: Tiling,
+    *,
+    gain: Tensor | None = None,
+    eps: float = 0.0,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    pdl: bool = False,
+) -> Tensor:
+    """X [R, K], normed if there is a gain, times a weight [N, K]; see `gpu_jit.product`."""
+    outputs = weight.shape[0] // (2 if gated else 1)
+    y = x.new_empty(x.shape[0], outputs)
+    _launch(x, weight, tiling, gain, eps, bias, residual, gated, pdl, y=y, outputs=outputs)
+    return y
+
+
+def largest(
+    x: Tensor, weight: Tensor, tiling: Tiling, counted: int, *, gain: Tensor | None, eps: float, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The largest of the first `counted` outputs of each row, and which it is: [R] each."""
+    rows, outputs = x.shape[0], weight.shape[0]
+    tiles = triton.cdiv(outputs, tiling.outputs)
+    best = torch.empty(rows, tiles, device=x.device)
+    choice = torch.empty(rows, tiles, device=x.device, dtype=torch.int32)
+    _launch(x, weight, tiling, gain, eps, None, None, False, pdl, best=(best, choice), outputs=outputs, counted=counted)
+    logit, token = torch.empty(rows, device=x.device), torch.empty(rows, device=x.device, dtype=torch.int64)
+    gpu_jit.pick[(rows,)](best, choice, logit, token, tiles, triton.next_power_of_2(tiles), pdl, **_early(pdl))
+    return logit, token
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    tiling: Tiling,
+    gain: Tensor | None,
+    eps: float,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    gated: bool,
+    pdl: bool,
+    *,
+    outputs: int,
+    y: Tensor | None = None,
+    best: tuple[Tensor, Tensor] | None = None,
+    counted: int = 0,
+) -> None:
+    rows, inputs = x.shape
+    early = pdl and tiling.early
+    values, places = best or (x, x)
+    gpu_jit.product[(triton.cdiv(outputs, tiling.outputs),)](
+        x, weight, gain, bias, residual, y, values, places, rows, outputs, inputs, counted, eps,
+        ROWS=max(16 if tiling.dot else 1, triton.next_power_of_2(rows)),
+        BLOCK_N=tiling.outputs,
+        BLOCK_K=tiling.inputs,
+        DOT=tiling.dot,
+        EVEN=inputs % tiling.inputs == 0,
+        NORM=gain is not None,
+        GATED=gated,
+        BIAS=bias is not None,
+        ADD=residual is not None,
+        ARGMAX=best is not None,
+        PREFETCH=min(tiling.lines, _lines(inputs)) if early else 0,
+        PDL=early,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        **_early(early),
+    )  # fmt: skip
+
+
+def _lines(inputs: int) -> int:
+    """Cache lines of a weight row, down to a power of two."""
+    lines = inputs // LINE
+    return 1 << (lines.bit_length() - 1) if lines else 0
+
+
+def _early(pdl: bool) -> dict[str, bool]:
+    return {"launch_pdl": True} if pdl else {}
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel there may start before the one before it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def splits(texts: int, groups: int, slots: int) -> int:
+    """Parts of a cache to attend to at once: enough to fill a GPU, each long enough to be worth it."""
+    return max(1, min(2 * PROCESSORS // (texts * groups), -(-slots // SPLIT_SLOTS)))
+
+
+def tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
+    """A good cut of a product of that size, on an H200 (docs/decisions/006-gpu-kernels.md)."""
+    outputs = weight_rows // (2 if gated else 1)
+    narrow = outputs < 2 * inputs and not gated  # back into the residual stream: few outputs, many inputs
+    if rows == 1:
+        if narrow and (inputs <= 4096 or outputs <= 2048):
+            return Tiling(outputs=4, inputs=2048, warps=4, stages=1, dot=False, early=True, lines=16)
+        if narrow or gated:
+            return Tiling(outputs=4, inputs=1024, warps=2, stages=1, dot=False, early=True, lines=16)
+        if inputs <= 2048:
+            return Tiling(outputs=4, inputs=512, warps=2, stages=3, dot=False, early=True, lines=16)
+        return Tiling(outputs=8, inputs=1024, warps=4, stages=1, dot=False, early=True, lines=16)
+    if narrow:
+        if rows == 2:
+            return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, early=True, lines=16)
+        return Tiling(outputs=16, inputs=512, warps=2, stages=3, dot=True)
+    if inputs <= 2048 and outputs < 16384:
+        return Tiling(outputs=64, inputs=256, warps=4, stages=3, dot=True)
+    if gated or outputs >= 16384:
+        return Tiling(outputs=128, inputs=128, warps=8, stages=3, dot=True)
+    return Tiling(outputs=64, inputs=64, warps=4, stages=8, dot=True)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What attention needs to know of a model."""
+
+    queries: int
+    groups: int
+    width: int
+    window: int | None
+    eps: float
+
+
+def attend(
+    qkv: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rope: tuple[Tensor, Tensor] | None,
+    heads: Heads,
+    *,
+    gains: tuple[Tensor, Tensor] | None = None,
+    counters: Tensor,
+    splits: int,
+    then: Tensor | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """Qkv [B * T, (H + 2G) D] at positions [B, T] joins a layer's keys and values [B, G, S, D] -> mixed [B * T, H D].
+
+    The weight that is needed `then` is brought into the L2 cache meanwhile.
+    """
+    texts, tokens = positions.shape
+    shared = heads.queries // heads.groups
+    queries = max(16, triton.next_power_of_2(shared * tokens))
+    width = triton.next_power_of_2(heads.width)
+    mixed = qkv.new_empty(texts * tokens, heads.queries * heads.width)
+    parts = texts * heads.groups * splits * queries if splits > 1 else 0
+    partial = torch.empty(parts, width, device=qkv.device)
+    sizes = torch.empty(parts, 2, device=qkv.device)
+    cos, sin = rope or (qkv, qkv)
+    q_gain, k_gain = gains or (qkv, qkv)
+    gpu_jit.attend[(texts, heads.groups, splits)](
+        qkv, positions, keys, values, cos, sin, q_gain, k_gain, mixed, partial, sizes, counters,
+        qkv if then is None else then, keys.shape[2], heads.width**-0.5, heads.eps,
+        0 if then is None else min(then.numel() // LINE, L2_LINES),
+        HEADS=heads.queries,
+        GROUPS=heads.groups,
+        TOKENS=tokens,
+        D=heads.width,
+        BLOCK_D=width,
+        QUERIES=queries,
+        BLOCK_S=64,
+        BLOCK_T=max(16, triton.next_power_of_2(tokens)),
+        SPLITS=splits,
+        WINDOW=heads.window or 0,
+        QK_NORM=gains is not None,
+        ROPE=rope is not None,
+        PREFETCH=then is not None and then.is_cuda,
+        PDL=pdl,
+        num_warps=4,
+        num_stages=2,
+        **_early(pdl),
+    )  # fmt: skip
+    return mixed

@@ -1,0 +1,126 @@
+"""Triton kernels against PyTorch, in Triton's interpreter on a CPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+import shallowdraft as sd
+from shallowdraft.kernels import gpu
+from shallowdraft.models.fused import FusedLayers
+
+VECTOR = gpu.Tiling(outputs=8, inputs=32, warps=4, stages=1, dot=False)
+DOT = gpu.Tiling(outputs=16, inputs=32, warps=4, stages=2, dot=True)
+
+
+def random(*size: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+@pytest.mark.parametrize("tiling", [VECTOR, DOT], ids=["vector", "dot"])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("inputs", [64, 80])
+def test_products(tiling: gpu.Tiling, rows: int, inputs: int):
+    x, weight, gain = random(rows, inputs), random(52, inputs), 1 + 0.1 * random(inputs)
+    normed = F.rms_norm(x, (inputs,), gain, 1e-5)
+    bias, residual = random(52), random(rows, 52)
+    torch.testing.assert_close(gpu.product(x, weight, tiling), x @ weight.T)
+    found = gpu.product(x, weight, tiling, gain=gain, eps=1e-5, bias=bias, residual=residual)
+    torch.testing.assert_close(found, normed @ weight.T + bias + residual, atol=1e-4, rtol=1e-4)
+    gate, up = (normed @ weight.T + bias).chunk(2, -1)
+    found = gpu.product(x, weight, tiling, gain=gain, eps=1e-5, bias=bias, gated=True)
+    torch.testing.assert_close(found, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tiling", [VECTOR, DOT], ids=["vector", "dot"])
+def test_the_largest_output(tiling: gpu.Tiling):
+    x, weight, gain = random(3, 64), random(50, 64), torch.ones(64)
+    logits = F.rms_norm(x, (64,), gain, 1e-5) @ weight[:45].T
+    best, token = gpu.largest(x, weight, tiling, 45, gain=gain, eps=1e-5)
+    torch.testing.assert_close(best, logits.amax(-1))
+    assert token.tolist() == logits.argmax(-1).tolist()
+    x[1, 3] = float("nan")
+    assert gpu.largest(x, weight, tiling, 45, gain=gain, eps=1e-5)[0].isfinite().tolist() == [True, False, True]
+
+
+def attended(qkv: Tensor, first: list[int], keys: Tensor, values: Tensor, rope, heads: gpu.Heads, gains) -> Tensor:
+    """One text and one query after the other; also fills the cache."""
+    texts = len(first)
+    tokens = len(qkv) // texts
+    out = torch.empty(texts * tokens, heads.queries, heads.width)
+    for text, begin in enumerate(first):
+        rows = qkv[text * tokens : (text + 1) * tokens].view(tokens, -1, heads.width)
+        q, k, v = rows.split((heads.queries, heads.groups, heads.groups), 1)
+        if gains:
+            q, k = (F.rms_norm(one, (heads.width,), gain, heads.eps) for one, gain in ((q, gains[0]), (k, gains[1])))
+        if rope:
+            cos, sin = (table[begin : begin + tokens, None] for table in rope)
+            q, k = (one * cos + one.roll(heads.width // 2, -1) * sin for one in (q, k))
+        keys[text, :, begin : begin + tokens] = k.transpose(0, 1)
+        values[text, :, begin : begin + tokens] = v.transpose(0, 1)
+        for token in range(tokens):
+            stop = begin + token + 1
+            start = max(0, stop - heads.window) if heads.window else 0
+            for head in range(heads.queries):
+                group = head // (heads.queries // heads.groups)
+                scores = keys[text, group, start:stop] @ q[token, head] * heads.width**-0.5
+                out[text * tokens + token, head] = scores.softmax(0) @ values[text, group, start:stop]
+    return out.flatten(1)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("heads", "special"),
+    [
+        (gpu.Heads(4, 4, 16, None, 1e-6), "plain"),
+        (gpu.Heads(4, 2, 16, None, 1e-6), "normed"),
+        (gpu.Heads(6, 2, 24, 70, 1e-6), "windowed"),
+        (gpu.Heads(2, 1, 16, None, 1e-6), "no rope"),
+    ],
+    ids=str,
+)
+def test_attention(heads: gpu.Heads, special: str, splits: int):
+    first, tokens, slots = [0, 3, 200], 3, 256
+    texts = len(first)
+    qkv = random(texts * tokens, (heads.queries + 2 * heads.groups) * heads.width)
+    keys, values = random(texts, heads.groups, slots, heads.width), random(texts, heads.groups, slots, heads.width)
+    rope = None if special == "no rope" else (random(slots, heads.width), random(slots, heads.width))
+    gains = (random(heads.width), random(heads.width)) if special == "normed" else None
+    positions = torch.tensor([[begin + t for t in range(tokens)] for begin in first])
+    counters = torch.zeros(texts * heads.groups, dtype=torch.int32)
+    caches = keys.clone(), values.clone()
+    for _ in range(2):  # the counters are left as they were found
+        found = gpu.attend(qkv, positions, *caches, rope, heads, gains=gains, counters=counters, splits=splits)
+    torch.testing.assert_close(found, attended(qkv, first, keys, values, rope, heads, gains), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(caches[0], keys)
+    torch.testing.assert_close(caches[1], values)
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "llama-gqa-tied-head_dim", "llama-biases-linear-rope", "mistral-window", "qwen2", "qwen3"]
+)
+def test_a_whole_pass(kind: str, folder):
+    """Prompts by PyTorch, then a few tokens by the kernels: hidden states, caches and choices as without them."""
+    decoder = sd.load(folder(kind), "float32", "cpu", trainable=True).decoder
+    shape = decoder.shape
+    tokens = torch.randint(shape.vocab, (2, 14), generator=torch.Generator().manual_seed(0))
+    small = {rows: VECTOR if rows == 1 else DOT for rows in range(1, 65)}
+    layers = FusedLayers(shape, decoder.blocks, lambda outputs, inputs, rows, gated: small[rows])
+    with torch.inference_mode():
+        caches = [decoder.new_cache(2, 32) for _ in range(2)]
+        start = torch.arange(9).expand(2, -1)
+        for cache in caches:
+            decoder(tokens[:, :9], start, cache, 9)
+        for begin, end in ((9, 13), (13, 14)):
+            positions = torch.arange(begin, end).expand(2, -1)
+            decoder.fused = None
+            wanted = decoder(tokens[:, begin:end], positions, caches[0], 32)
+            best, choice = decoder.head(wanted).max(-1)
+            decoder.fused = layers
+            found = decoder(tokens[:, begin:end], positions, caches[1], 32)
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+            largest, token = decoder.choose(tokens[:, begin:end], positions, caches[1], 32, shape.vocab)
+            torch.testing.assert_close(largest, best, atol=1e-4, rtol=1e-4)
+            assert token.tolist() == choice.tolist()
+    torch.testing.assert_close(caches[0].kv, caches[1].kv, atol=1e-4, rtol=1e-4)
