@@ -41,6 +41,7 @@ def test_greedy_is_lossless_under_the_rule(dtype: torch.dtype, lookahead: int, f
         assert greedy_gaps(target, prompt, two.token_ids).max() <= 1
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.8, top_k=50, top_p=0.9)])
 def test_an_iteration_never_waits(sampling: Sampling):
     target, draft = on_gpu(torch.bfloat16)

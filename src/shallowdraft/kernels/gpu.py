@@ -5,7 +5,7 @@ G key/value heads, D head width, S slots. Every kernel may start before the one 
 (programmatic dependent launch): it asks the L2 cache for its first weights, then waits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from torch import Tensor
 from shallowdraft.kernels import gpu_jit
 
 SPLIT_SLOTS = 64  # attention is split over the cache into parts of at least so many slots
+SHARED_MEMORY = 200_000  # bytes that a product may use for tiles in flight
 PROCESSORS = 132  # of a large GPU
 L2_LINES = 40 * 2**20 // 128  # at most so many are brought nearer
 LINE = 64  # 16-bit numbers in a cache line
@@ -134,6 +135,17 @@ def splits(texts: int, groups: int, slots: int) -> int:
 
 def tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
     """A good cut of a product of that size, on an H200 (docs/decisions/006-gpu-kernels.md)."""
+    found = _tiling(weight_rows, inputs, rows, gated)
+    width = max(16, triton.next_power_of_2(rows)) + found.outputs * (2 if gated else 1)
+    while found.dot and found.stages * width * found.inputs * 2 > SHARED_MEMORY:
+        if found.stages > 2:
+            found = replace(found, stages=found.stages - 1)
+        else:
+            found = replace(found, inputs=found.inputs // 2)
+    return found
+
+
+def _tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
     outputs = weight_rows // (2 if gated else 1)
     narrow = outputs < 2 * inputs and not gated  # back into the residual stream: few outputs, many inputs
     if rows == 1:

@@ -70,7 +70,6 @@ class FusedLayers:
                 gains=gains,
                 counters=self._free_counters(x.device, len(positions) * heads.groups),
                 splits=gpu.splits(len(positions), heads.groups, cache.slots),
-                then=block.out.weight,
                 pdl=pdl,
             )
             x = self._product(mixed, block.out, residual=x, pdl=pdl)
