@@ -92,3 +92,17 @@ def test_the_lookahead_follows_what_pays():
     auto = sd.generate(target, PROMPTS[0], draft=draft, lookahead="auto", max_new_tokens=200)
     found = explain(target, PROMPTS[0], plain.token_ids, auto.token_ids)
     assert found is None or found.tie, str(found)
+
+
+def test_weights_in_8_bits(tmp_path):
+    """Rounded once, a model is another model: it agrees with itself as any does, and as a draft with its original."""
+    sd.Model("target", random_decoder(SHAPE, seed=1, scale=2.0)).save(tmp_path / "target")
+    target, rounded = sd.load(tmp_path / "target"), sd.load(tmp_path / "target", "int8")
+    assert rounded.decoder.blocks[0].up.weight.dtype == torch.int8
+    for one, draft in ((target, rounded), (rounded, target)):
+        plain = sd.generate(one, PROMPTS, max_new_tokens=60)
+        speculative = sd.generate(one, PROMPTS, draft=draft, lookahead=4, max_new_tokens=60)
+        assert sum(out.stats.accepted for out in speculative) > 0.5 * sum(out.stats.drafted for out in speculative)
+        for prompt, first, second in zip(PROMPTS, plain, speculative, strict=True):
+            found = explain(one, prompt, first.token_ids, second.token_ids)
+            assert found is None or found.tie, str(found)

@@ -8,6 +8,7 @@ step, at the bandwidth that was measured in the same run. The output is compared
 
 import argparse
 import statistics
+from dataclasses import dataclass
 
 import torch
 from floor import bandwidth, provenance, spread
@@ -16,57 +17,97 @@ import shallowdraft as sd
 from shallowdraft.models.synthetic import Pair, make_pair
 from shallowdraft.shapes import ModelShape
 
-TARGET = ModelShape(32, 4096, 32, 11008, 32000, context=4096)
-PAIRS = {
-    "7b-wide": (TARGET, ModelShape(5, 4096, 32, 11008, 32000, context=4096)),
-    "7b-deep": (TARGET, ModelShape(24, 2048, 16, 5504, 32000, context=4096)),
+SIZE = {"vocab": 32000, "context": 4096}
+LLAMA_7B = ModelShape(32, 4096, 32, 11008, **SIZE)
+LLAMA_65B = ModelShape(80, 8192, 64, 22016, **SIZE)
+SHEARED = ModelShape(24, 2048, 16, 5504, **SIZE)
+WIDE_796M = ModelShape(5, 2560, 32, 11008, head_dim=128, **SIZE)
+
+
+@dataclass(frozen=True)
+class Case:
+    target: ModelShape
+    draft: ModelShape
+    lookahead: int
+    paper_tar: float | None = None
+    """What the paper's draft of that shape reached."""
+
+
+CASES = {
+    "7b-wide": Case(LLAMA_7B, ModelShape(5, 4096, 32, 11008, **SIZE), 4),
+    "7b-deep": Case(LLAMA_7B, SHEARED, 4),
+    "65b-wide": Case(LLAMA_65B, WIDE_796M, 7, 2.66),
+    "65b-deep": Case(LLAMA_65B, SHEARED, 7),
 }
-PROMPT, NEW, LOOKAHEAD, AGREEMENT = 64, 256, 4, 0.8
+PROMPT, NEW, AGREEMENT = 64, 256, 0.8
 
 
-def measure(pair: Pair, draft: sd.Model | None, rounds: int) -> tuple[list[float], list[float], float]:
-    """Tokens a second and milliseconds an iteration of each round, and tokens an iteration."""
-    speeds, lengths, tar = [], [], 1.0
+@dataclass(frozen=True)
+class Round:
+    """Seconds an iteration and of its parts, and tokens."""
+
+    iteration_s: float
+    draft_s: float
+    verify_s: float
+    tokens_per_s: float
+    tar: float
+
+
+def measure(pair: Pair, draft: sd.Model | None, lookahead: int, rounds: int) -> list[Round]:
+    found = []
     for number in range(rounds + 2):
-        prompt = [(7 * number + one) % 32000 for one in range(PROMPT)]
-        out = sd.generate(pair.target, prompt, draft=draft, lookahead=LOOKAHEAD, max_new_tokens=NEW, stop_tokens=())
+        prompt = [(7 * number + one) % SIZE["vocab"] for one in range(PROMPT)]
+        out = sd.generate(pair.target, prompt, draft=draft, lookahead=lookahead, max_new_tokens=NEW, stop_tokens=())
         assert out.token_ids == pair.walk(prompt[-1], NEW), "the output is not the known one"
-        if number >= 2:  # the first runs the kernels, the second captures
-            seconds = out.stats.total_s - out.stats.prefill_s
-            speeds.append(out.stats.emitted / seconds)
-            lengths.append(1e3 * seconds / out.stats.iterations)
-            tar = out.stats.tar
-    return speeds, lengths, tar
+        stats = out.stats
+        seconds = stats.total_s - stats.prefill_s
+        each = (one / stats.iterations for one in (seconds, stats.draft_s, stats.verify_s))
+        found.append(Round(*each, stats.emitted / seconds, stats.tar))
+    return found[2:]  # the first runs the kernels, the second captures
+
+
+def report(name: str, rounds: list[Round], steps: int, target_s: float, draft_s: float) -> str:
+    def middle(part: str) -> float:
+        return statistics.median(getattr(one, part) for one in rounds)
+
+    floor_s = target_s + steps * draft_s
+    lines = [
+        f"{name}: {spread([one.tokens_per_s for one in rounds])} tokens/s, {middle('tar'):.2f} an iteration of "
+        f"{spread([1e3 * one.iteration_s for one in rounds], 3)} ms; floor {1e3 * floor_s:.3f} ms: "
+        f"{floor_s / middle('iteration_s'):.1%} of it"
+    ]
+    verified = f"verification {1e3 * middle('verify_s'):.3f} ms, {target_s / middle('verify_s'):.1%} of its floor"
+    if steps:
+        verified = (
+            f"drafting {1e3 * middle('draft_s'):.3f} ms, {steps * draft_s / middle('draft_s'):.1%} of its floor; "
+        ) + verified
+    rest = middle("iteration_s") - middle("draft_s") - middle("verify_s")
+    return "\n  ".join([*lines, f"{verified}; the rest {1e3 * rest:.3f} ms"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", nargs="+", default=list(PAIRS), choices=list(PAIRS))
+    parser.add_argument("--pairs", nargs="+", default=["7b-wide", "7b-deep"], choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
     bytes_s = bandwidth()
     torch.cuda.empty_cache()
     print(provenance())
-    print(f"memory is read with {bytes_s / 1e12:.2f} TB/s; prompt {PROMPT}, {NEW} tokens, lookahead {LOOKAHEAD}, bf16")
-    print("median (smallest to largest) of the rounds\n")
+    print(f"memory is read with {bytes_s / 1e12:.2f} TB/s; prompt {PROMPT}, {NEW} tokens, bf16; medians (min to max)\n")
     for name in given.pairs:
-        shapes = PAIRS[name]
-        pair = make_pair(*shapes, AGREEMENT, device="cuda", dtype=torch.bfloat16)
+        case = CASES[name]
+        pair = make_pair(case.target, case.draft, AGREEMENT, device="cuda", dtype=torch.bfloat16)
         for model in (pair.target, pair.draft):
-            model.decoder.pack()
-            assert model.decoder.fused is not None, "a kernel fell back"
-        target_s, draft_s = (shape.pass_bytes("bfloat16") / bytes_s for shape in shapes)
-        for way, draft, floor_s in (
-            ("plain", None, target_s),
-            ("speculative", pair.draft, target_s + LOOKAHEAD * draft_s),
-        ):
-            speeds, lengths, tar = measure(pair, draft, given.rounds)
-            share = floor_s / (statistics.median(lengths) / 1e3)
-            print(
-                f"{name:<8} {way:<12} {spread(speeds)} tokens/s, {spread(lengths, 3)} ms an iteration, "
-                f"floor {1e3 * floor_s:.3f} ms: {share:.1%} of it; {tar:.2f} tokens an iteration",
-                flush=True,
-            )
+            assert model.decoder.pack().fused is not None, "a kernel fell back"
+        target_s, draft_s = (shape.pass_bytes("bfloat16") / bytes_s for shape in (case.target, case.draft))
+        plain = measure(pair, None, 1, given.rounds)
+        print(report(f"{name} {case.target}, plain", plain, 0, target_s, draft_s), flush=True)
+        rounds = measure(pair, pair.draft, case.lookahead, given.rounds)
+        title = f"{name} with {case.draft}, lookahead {case.lookahead}"
+        print(report(title, rounds, case.lookahead, target_s, draft_s), flush=True)
+        if case.paper_tar:
+            length = statistics.median(one.iteration_s for one in rounds)
+            print(f"  at the paper's TAR of {case.paper_tar}: {case.paper_tar / length:.1f} tokens/s")
         del pair
         torch.cuda.empty_cache()
 

@@ -7,6 +7,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 import shallowdraft as sd
+from shallowdraft.decoding.engine import UNSOUND, _packed
+from shallowdraft.decoding.state import new_state
+from shallowdraft.decoding.verification import Proposal, verify_choice
 from shallowdraft.kernels import gpu
 from shallowdraft.models.fused import FusedLayers
 
@@ -30,6 +33,18 @@ def test_products(tiling: gpu.Tiling, rows: int, inputs: int):
     torch.testing.assert_close(found, normed @ weight.T + bias + residual, atol=1e-4, rtol=1e-4)
     gate, up = (normed @ weight.T + bias).chunk(2, -1)
     found = gpu.product(x, weight, tiling, gain=gain, eps=1e-5, bias=bias, gated=True)
+    torch.testing.assert_close(found, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tiling", [VECTOR, DOT], ids=["vector", "dot"])
+def test_weights_in_8_bits(tiling: gpu.Tiling):
+    x, gain = random(3, 64), torch.ones(64)
+    weight = torch.randint(-127, 128, (52, 64), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    scales = random(52).abs() / 100
+    dense = weight * scales[:, None]
+    torch.testing.assert_close(gpu.product(x, weight, tiling, scales=scales), x @ dense.T, atol=1e-4, rtol=1e-4)
+    gate, up = (F.rms_norm(x, (64,), gain, 1e-5) @ dense.T).chunk(2, -1)
+    found = gpu.product(x, weight, tiling, scales=scales, gain=gain, eps=1e-5, gated=True)
     torch.testing.assert_close(found, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
 
 
@@ -124,3 +139,27 @@ def test_a_whole_pass(kind: str, folder):
             torch.testing.assert_close(largest, best, atol=1e-4, rtol=1e-4)
             assert token.tolist() == choice.tolist()
     torch.testing.assert_close(caches[0].kv, caches[1].kv, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 4, 7])
+def test_settling_is_verification_and_commit(lookahead: int):
+    """Random proposals that agree now and then, rows near their limit, and logits that are no numbers."""
+    draws = torch.Generator().manual_seed(lookahead)
+    for _ in range(20):
+        choice = torch.randint(3, (4, lookahead + 1), generator=draws)
+        proposed = torch.randint(3, (4, lookahead), generator=draws)
+        best, largest = random(4, lookahead + 1), random(4, lookahead)
+        for logits in (best, largest):
+            bad = torch.rand(logits.shape, generator=draws) < 0.1
+            logits[bad] = torch.tensor([float("nan"), float("inf")])[
+                torch.randint(2, (int(bad.sum()),), generator=draws)
+            ]
+        prompts = [[1] * int(length) for length in torch.randint(1, 20, (4,), generator=draws)]
+        states = [new_state(prompts, [20, 20, 21, 40], lookahead, torch.device("cpu")) for _ in range(2)]
+        verdict = verify_choice(best, choice, Proposal(proposed, None, largest))
+        states[0].commit(verdict)
+        state = states[1]
+        packed = gpu.settle(best, choice, proposed, largest, state.tokens, state.length, state.limit, UNSOUND)
+        assert packed.tolist() == _packed(verdict).tolist()
+        assert state.tokens.tolist() == states[0].tokens.tolist()
+        assert state.length.tolist() == states[0].length.tolist()

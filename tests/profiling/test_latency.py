@@ -73,6 +73,19 @@ def test_what_is_asked_for_at_a_speed_comes_from_samples_at_that_speed(tmp_path:
     assert far.target_s == pytest.approx(33.0, rel=0.02)
 
 
+def test_a_state_that_one_point_has_not_met_is_known_from_the_others(tmp_path: Path):
+    """Cores far apart make drafting half as long again; while `d` was timed they stood close together."""
+    rows = [
+        {"draft": draft, "draft_s": base * (1.5 if far else 1.0), "handover_s": 160e-9 if far else 40e-9}
+        for draft, base in (("d", 0.1), ("e", 0.2))
+        for far in ((False,) if draft == "d" else (False, True))
+        for _ in range(8)
+    ]
+    profile = read_profile(written(tmp_path / "p", rows))
+    found = profile.iteration("d", 1, 64, state=MachineState(1.0, 160e-9))
+    assert found.draft_s == pytest.approx(0.15, rel=0.05)
+
+
 def test_one_disturbed_sample_decides_nothing(tmp_path: Path, monkeypatch):
     """In a state that was hardly met while profiling: the nearest sample is one during which somebody else computed."""
     rows = [{"plain_s": 1.0 + number / 100, "target_s": 1.1 + 1.1 * number / 100} for number in range(12)]

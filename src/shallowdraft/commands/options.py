@@ -34,7 +34,7 @@ class ModelCommand(Command):
     """What every command takes that loads a model."""
 
     dtype: Name = None
-    """float32, bfloat16, float16, or on a CPU int8. Default: float32 on a CPU, bfloat16 on CUDA."""
+    """float32, bfloat16, float16 or int8. Default: float32 on a CPU, bfloat16 on CUDA."""
     device: Name = None
     """cpu, cuda or cuda:N. Default: CUDA where there is one."""
     threads: Number = None

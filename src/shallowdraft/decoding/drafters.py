@@ -62,7 +62,7 @@ class ModelDrafter:
         assert self.cache is not None
         if self.sampling.greedy:
             proposed, best = self.decoder.decode(tokens, positions, self.cache, state.span, steps, self._vocab)
-            return Proposal(proposed, None, best.isfinite().all(1))
+            return Proposal(proposed, None, best)
         drafted, largest, laws = [], [], []
         for step in range(steps):
             hidden = self.decoder(tokens, positions, self.cache, state.span)
@@ -71,8 +71,7 @@ class ModelDrafter:
             drafted.append(draw(laws[-1], uniforms[:, step]))
             largest.append(logits.amax(-1))
             tokens, positions = drafted[-1][:, None], positions[:, -1:] + 1
-        sound = torch.stack(largest, 1).isfinite().all(1)
-        return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1), sound)
+        return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1), torch.stack(largest, 1))
 
     def _in_target_vocabulary(self, logits: Tensor) -> Tensor:
         """Cut or pad logits [B, V'] to the target's vocabulary; ids that either lacks are never proposed."""

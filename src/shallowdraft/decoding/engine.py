@@ -15,7 +15,7 @@ from shallowdraft.decoding.drafters import Drafter, NoDrafter
 from shallowdraft.decoding.noise import Noise
 from shallowdraft.decoding.pace import Pace
 from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.state import fill, new_state
+from shallowdraft.decoding.state import State, fill, new_state
 from shallowdraft.decoding.verification import Proposal, Verdict, verify, verify_choice
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
@@ -98,8 +98,11 @@ class Engine:
             tokens = torch.cat((tail, proposal.tokens), 1)
             positions = positions + self.state.steps(0, d + 1)
             if self.sampling.greedy:
-                best = self.target.choose(tokens, positions, self.cache, self.state.span, self.target.shape.vocab)
-                verdict = verify_choice(*best, proposal)
+                vocab = self.target.shape.vocab
+                best, choice = self.target.choose(tokens, positions, self.cache, self.state.span, vocab)
+                if self._graphs is not None:
+                    return _settled(best, choice, proposal, self.state)
+                verdict = verify_choice(best, choice, proposal)
             else:
                 logits = self.target.head(self.target(tokens, positions, self.cache, self.state.span))
                 verdict = verify(logits, proposal, self.sampling, uniforms[:, d : 2 * d], uniforms[:, -1])
@@ -151,6 +154,14 @@ class Engine:
 def _packed(verdict: Verdict) -> Tensor:
     accepted = torch.where(verdict.sound, verdict.accepted, UNSOUND)
     return torch.cat((accepted[:, None], verdict.tokens), 1)
+
+
+def _settled(best: Tensor, choice: Tensor, proposal: Proposal, state: State) -> Tensor:
+    """`verify_choice`, `State.commit` and `_packed` as one kernel."""
+    from shallowdraft.kernels import gpu
+
+    drafted = best[:, :0] if proposal.largest is None else proposal.largest
+    return gpu.settle(best, choice, proposal.tokens, drafted, state.tokens, state.length, state.limit, UNSOUND)
 
 
 class _Graphs:

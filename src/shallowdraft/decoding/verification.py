@@ -17,8 +17,8 @@ class Proposal:
 
     tokens: Tensor
     q: Tensor | None = None
-    sound: Tensor | None = None
-    """[B] whether every logit behind it was a number."""
+    largest: Tensor | None = None
+    """[B, d] the largest logit behind each: no number if any was none."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: 
 
 
 def _both_sound(verdict: Verdict, proposal: Proposal) -> Verdict:
-    return verdict if proposal.sound is None else replace(verdict, sound=verdict.sound & proposal.sound)
+    if proposal.largest is None:
+        return verdict
+    return replace(verdict, sound=verdict.sound & proposal.largest.isfinite().all(1))
 
 
 def _sound(numbers: Tensor, accepted: Tensor) -> Tensor:

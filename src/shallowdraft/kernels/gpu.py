@@ -16,8 +16,8 @@ from shallowdraft.kernels import gpu_jit
 SPLIT_SLOTS = 64  # attention is split over the cache into parts of at least so many slots
 SHARED_MEMORY = 200_000  # bytes that a product may use for tiles in flight
 PROCESSORS = 132  # of a large GPU
-L2_LINES = 40 * 2**20 // 128  # at most so many are brought nearer
-LINE = 64  # 16-bit numbers in a cache line
+JOINED = 8192  # numbers that are joined at once
+LINE_BYTES = 128  # of the L2 cache
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ def product(
     weight: Tensor,
     tiling: Tiling,
     *,
+    scales: Tensor | None = None,
     gain: Tensor | None = None,
     eps: float = 0.0,
     bias: Tensor | None = None,
@@ -56,28 +57,65 @@ def product(
     """X [R, K], normed if there is a gain, times a weight [N, K]; see `gpu_jit.product`."""
     outputs = weight.shape[0] // (2 if gated else 1)
     y = x.new_empty(x.shape[0], outputs)
-    _launch(x, weight, tiling, gain, eps, bias, residual, gated, pdl, y=y, outputs=outputs)
+    _launch(x, weight, tiling, scales, gain, eps, bias, residual, gated, pdl, y=y, outputs=outputs)
     return y
 
 
 def largest(
-    x: Tensor, weight: Tensor, tiling: Tiling, counted: int, *, gain: Tensor | None, eps: float, pdl: bool = False
+    x: Tensor,
+    weight: Tensor,
+    tiling: Tiling,
+    counted: int,
+    *,
+    scales: Tensor | None = None,
+    gain: Tensor | None,
+    eps: float,
+    pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The largest of the first `counted` outputs of each row, and which it is: [R] each."""
     rows, outputs = x.shape[0], weight.shape[0]
     tiles = triton.cdiv(outputs, tiling.outputs)
     best = torch.empty(rows, tiles, device=x.device)
     choice = torch.empty(rows, tiles, device=x.device, dtype=torch.int32)
-    _launch(x, weight, tiling, gain, eps, None, None, False, pdl, best=(best, choice), outputs=outputs, counted=counted)
+    found = (best, choice)
+    _launch(x, weight, tiling, scales, gain, eps, None, None, False, pdl, best=found, outputs=outputs, counted=counted)
     logit, token = torch.empty(rows, device=x.device), torch.empty(rows, device=x.device, dtype=torch.int64)
     gpu_jit.pick[(rows,)](best, choice, logit, token, tiles, triton.next_power_of_2(tiles), pdl, **_early(pdl))
     return logit, token
+
+
+def settle(
+    best: Tensor,
+    choice: Tensor,
+    proposed: Tensor,
+    drafted: Tensor,
+    tokens: Tensor,
+    length: Tensor,
+    limit: Tensor,
+    unsound: int,
+    *,
+    pdl: bool = False,
+) -> Tensor:
+    """Greedy verification and commit at once: the target's largest logits and their tokens [B, d + 1], the proposal and
+    its logits [B, d]; appended to tokens [B, S] at their length [B] -> accepted, or `unsound`, and choices [B, d + 2].
+    """
+    rows, d = proposed.shape
+    packed = torch.empty(rows, d + 2, device=choice.device, dtype=torch.int64)
+    gpu_jit.settle[(rows,)](
+        best, choice, proposed, drafted, tokens, length, limit, packed, d, tokens.shape[1], unsound,
+        BLOCK=triton.next_power_of_2(d + 2),
+        PDL=pdl,
+        num_warps=1,
+        **_early(pdl),
+    )  # fmt: skip
+    return packed
 
 
 def _launch(
     x: Tensor,
     weight: Tensor,
     tiling: Tiling,
+    scales: Tensor | None,
     gain: Tensor | None,
     eps: float,
     bias: Tensor | None,
@@ -94,18 +132,20 @@ def _launch(
     early = pdl and tiling.early
     values, places = best or (x, x)
     gpu_jit.product[(triton.cdiv(outputs, tiling.outputs),)](
-        x, weight, gain, bias, residual, y, values, places, rows, outputs, inputs, counted, eps,
+        x, weight, scales, gain, bias, residual, y, values, places, rows, outputs, inputs, counted, eps,
         ROWS=max(16 if tiling.dot else 1, triton.next_power_of_2(rows)),
         BLOCK_N=tiling.outputs,
         BLOCK_K=tiling.inputs,
         DOT=tiling.dot,
         EVEN=inputs % tiling.inputs == 0,
+        SCALED=scales is not None,
         NORM=gain is not None,
         GATED=gated,
         BIAS=bias is not None,
         ADD=residual is not None,
         ARGMAX=best is not None,
-        PREFETCH=min(tiling.lines, _lines(inputs)) if early else 0,
+        PREFETCH=min(tiling.lines, _lines(weight)) if early else 0,
+        LINE=LINE_BYTES // weight.element_size(),
         PDL=early,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
@@ -113,9 +153,9 @@ def _launch(
     )  # fmt: skip
 
 
-def _lines(inputs: int) -> int:
+def _lines(weight: Tensor) -> int:
     """Cache lines of a weight row, down to a power of two."""
-    lines = inputs // LINE
+    lines = weight.shape[1] * weight.element_size() // LINE_BYTES
     return 1 << (lines.bit_length() - 1) if lines else 0
 
 
@@ -189,40 +229,35 @@ def attend(
     gains: tuple[Tensor, Tensor] | None = None,
     counters: Tensor,
     splits: int,
-    then: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Qkv [B * T, (H + 2G) D] at positions [B, T] joins a layer's keys and values [B, G, S, D] -> mixed [B * T, H D].
-
-    The weight that is needed `then` is brought into the L2 cache meanwhile.
-    """
+    """A pass's qkv [B * T, (H + 2G) D] at positions [B, T] joins a layer's cache [B, G, S, D] -> mixed [B * T, H D]."""
     texts, tokens = positions.shape
     shared = heads.queries // heads.groups
-    queries = max(16, triton.next_power_of_2(shared * tokens))
+    queries = triton.next_power_of_2(shared * tokens)
     width = triton.next_power_of_2(heads.width)
     mixed = qkv.new_empty(texts * tokens, heads.queries * heads.width)
-    parts = texts * heads.groups * splits * queries if splits > 1 else 0
+    parts = texts * heads.groups * splits * max(16, queries) if splits > 1 else 0
     partial = torch.empty(parts, width, device=qkv.device)
     sizes = torch.empty(parts, 2, device=qkv.device)
     cos, sin = rope or (qkv, qkv)
     q_gain, k_gain = gains or (qkv, qkv)
     gpu_jit.attend[(texts, heads.groups, splits)](
-        qkv, positions, keys, values, cos, sin, q_gain, k_gain, mixed, partial, sizes, counters,
-        qkv if then is None else then, keys.shape[2], heads.width**-0.5, heads.eps,
-        0 if then is None else min(then.numel() // LINE, L2_LINES),
+        qkv, positions, keys, values, cos, sin, q_gain, k_gain, mixed, partial, sizes, counters, tokens, keys.shape[2],
+        heads.width**-0.5, heads.eps,
         HEADS=heads.queries,
         GROUPS=heads.groups,
-        TOKENS=tokens,
         D=heads.width,
         BLOCK_D=width,
-        QUERIES=queries,
+        QUERIES=max(16, queries),
         BLOCK_S=64,
         BLOCK_T=max(16, triton.next_power_of_2(tokens)),
         SPLITS=splits,
+        PARTS=triton.next_power_of_2(splits),
+        JOIN=max(1, min(queries, JOINED // (width * triton.next_power_of_2(splits)))),
         WINDOW=heads.window or 0,
         QK_NORM=gains is not None,
         ROPE=rope is not None,
-        PREFETCH=then is not None and then.is_cuda,
         PDL=pdl,
         num_warps=4,
         num_stages=2,

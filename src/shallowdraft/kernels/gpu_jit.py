@@ -33,10 +33,10 @@ def stamp(spent, sign):
 
 @triton.jit
 def product(
-    x, weight, gain, bias, residual, y, best, choice, rows, outputs, inputs, counted, eps,
+    x, weight, scales, gain, bias, residual, y, best, choice, rows, outputs, inputs, counted, eps,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, EVEN: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, ARGMAX: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+    ARGMAX: tl.constexpr, PREFETCH: tl.constexpr, LINE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Y [R, N] = norm(x [R, K]) Wᵀ, then + bias, silu(first half) * second half, + residual, or each tile's largest."""
     tile = tl.program_id(0)
@@ -47,7 +47,7 @@ def product(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         if PREFETCH > 0:
-            ahead = tl.arange(0, PREFETCH) * 64
+            ahead = tl.arange(0, PREFETCH) * LINE
             _prefetch(weight + row_of[:, None] + ahead[None, :])
             if GATED:
                 _prefetch(weight + outputs.to(tl.int64) * inputs + row_of[:, None] + ahead[None, :])
@@ -73,13 +73,13 @@ def product(
             else:
                 w = tl.load(w_at, mask=inside[None, :], other=0.0)
             if GATED:
-                gates = tl.dot(w, v, gates, input_precision="ieee")
+                gates = tl.dot(w.to(v.dtype), v, gates, input_precision="ieee")
                 w_at += outputs.to(tl.int64) * inputs
                 if EVEN:
                     w = tl.load(w_at)
                 else:
                     w = tl.load(w_at, mask=inside[None, :], other=0.0)
-            sums = tl.dot(w, v, sums, input_precision="ieee")
+            sums = tl.dot(w.to(v.dtype), v, sums, input_precision="ieee")
         sums, gates = tl.trans(sums), tl.trans(gates)
     else:
         wide_sums = tl.zeros((ROWS, BLOCK_N, BLOCK_K), tl.float32)
@@ -110,17 +110,24 @@ def product(
             else:
                 wide_sums += w.to(tl.float32)[None] * v[:, None]
         sums, gates, squares = tl.sum(wide_sums, 2), tl.sum(wide_gates, 2), tl.sum(wide_squares, 1)
+    if SCALED:
+        first = tl.load(scales + n, mask=known, other=0.0)[None, :]
+        if GATED:
+            gates *= first
+            sums *= tl.load(scales + outputs + n, mask=known, other=0.0)[None, :]
+        else:
+            sums *= first
     if NORM:
         scale = tl.rsqrt(squares / inputs + eps)[:, None]
         sums *= scale
         gates *= scale
     if BIAS:
-        first = tl.load(bias + n, mask=known, other=0.0).to(tl.float32)[None, :]
+        offset = tl.load(bias + n, mask=known, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            gates += first
+            gates += offset
             sums += tl.load(bias + outputs + n, mask=known, other=0.0).to(tl.float32)[None, :]
         else:
-            sums += first
+            sums += offset
     if GATED:
         sums *= gates / (1 + tl.exp(-gates))
     where = r[:, None] * outputs + n[None, :]
@@ -151,6 +158,29 @@ def pick(best, choice, logit, token, tiles, BLOCK: tl.constexpr, PDL: tl.constex
 
 
 @triton.jit
+def settle(
+    best, choice, proposed, drafted, tokens, length, limit, packed, d, slots, unsound,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Accept what the target chose too, append it, and pack it for the host; one row of a batch each."""
+    _enter(PDL)
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    emitted = i <= d
+    chosen = tl.load(choice + row * (d + 1) + i, mask=emitted, other=0)
+    hit = (tl.load(proposed + row * d + i, mask=i < d, other=-1) == chosen) & (i < d)
+    accepted = tl.min(tl.where(hit, BLOCK, tl.minimum(i, d)), 0)
+    logit = tl.abs(tl.load(best + row * (d + 1) + i, mask=i <= accepted, other=0.0))
+    draft_logit = tl.abs(tl.load(drafted + row * d + i, mask=i < d, other=0.0))
+    sound = tl.max(tl.where((logit < float("inf")) & (draft_logit < float("inf")), 0, 1), 0) == 0
+    at = tl.load(length + row)
+    tl.store(tokens + row.to(tl.int64) * slots + at + i, chosen, mask=emitted)
+    tl.store(length + row, tl.minimum(at + accepted + 1, tl.load(limit + row)))
+    tl.store(packed + row * (d + 2), tl.where(sound, accepted, unsound).to(tl.int64))
+    tl.store(packed + row * (d + 2) + 1 + i, chosen, mask=emitted)
+
+
+@triton.jit
 def _turned(at, gain, cos, sin, d, ok, eps, D: tl.constexpr, QK_NORM: tl.constexpr, ROPE: tl.constexpr):
     """Heads at pointers [n] -> normed and rotated [n, D] in float32; tables at pointers of their own."""
     head = tl.load(at[:, None] + d[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -169,115 +199,112 @@ def _turned(at, gain, cos, sin, d, ok, eps, D: tl.constexpr, QK_NORM: tl.constex
 
 
 @triton.jit
+def _attended(q, k, v, seen, top, total, sums):
+    """Go on with a softmax: queries [Q, D] over keys and values [S, D] where they are seen [Q, S]."""
+    scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee"), -1e30)
+    higher = tl.maximum(top, tl.max(scores, 1))
+    fade = tl.exp2(top - higher)
+    weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
+    sums = sums * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return higher, total * fade + tl.sum(weights, 1), sums
+
+
+@triton.jit
 def attend(
-    qkv, positions, keys, values, cos, sin, q_gain, k_gain, mixed, partial, sizes, counters, next_weight,
-    slots, scale, eps, next_lines,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    QUERIES: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr, QK_NORM: tl.constexpr, ROPE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    qkv, positions, keys, values, cos, sin, q_gain, k_gain, mixed, partial, sizes, counters, tokens, slots, scale, eps,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    QUERIES: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    JOIN: tl.constexpr, WINDOW: tl.constexpr, QK_NORM: tl.constexpr, ROPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rotate, write the new keys and values to the cache, and attend to it; one key/value head and part of it each.
 
-    A text's tokens stand at consecutive positions. The part that comes last of a head's joins what they found.
+    A text's tokens stand at consecutive positions. The part that comes last of a head's joins what they found. What
+    lies in the cache was written by earlier passes: its first tile is read before the queries are there.
     """
     text, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     shared: tl.constexpr = HEADS // GROUPS
     width: tl.constexpr = (HEADS + 2 * GROUPS) * D
     d = tl.arange(0, BLOCK_D)
+    within = (d < D)[None, :]
     i = tl.arange(0, QUERIES)
-    t = i % TOKENS
-    head = group * shared + i // TOKENS
-    asked = i < shared * TOKENS
+    t = i % tokens
+    asked = i < shared * tokens
     place = (text * GROUPS + group).to(tl.int64) * slots
-    if PREFETCH:  # attention waits more than it reads: meanwhile the next product's weight comes nearer
-        mine = (text * GROUPS + group) * SPLITS + split
-        line = tl.arange(0, 256)
-        for start in range(mine * 256, next_lines, tl.num_programs(0) * GROUPS * SPLITS * 256):
-            _prefetch(next_weight + tl.minimum(start + line, next_lines - 1).to(tl.int64) * 64)
-    _enter(PDL)
-    first = tl.load(positions + text * TOKENS)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    first = tl.load(positions + text * tokens)
     own = first + t
-    q = _turned(
-        qkv + (text * TOKENS + t) * width + head * D, q_gain, cos + own * D, sin + own * D, d,
-        asked[:, None] & (d < D)[None, :], eps, D, QK_NORM, ROPE,
-    )  # fmt: skip
-    q = (q * (scale * 1.4426950408889634)).to(qkv.dtype.element_ty)  # exponentials to the base 2
-    top = tl.full((QUERIES,), -1e30, tl.float32)
-    total = tl.zeros((QUERIES,), tl.float32)
-    sums = tl.zeros((QUERIES, BLOCK_D), tl.float32)
-
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_S * BLOCK_S
     share = tl.cdiv(tl.cdiv(first - begin, SPLITS), BLOCK_S) * BLOCK_S
     begin += split * share
-    s = tl.arange(0, BLOCK_S)
-    for start in range(begin, tl.minimum(begin + share, first), BLOCK_S):
-        slot = start + s
-        there = (slot < first)[:, None] & (d < D)[None, :]
-        at = (place + slot)[:, None] * D + d[None, :]
-        k = tl.load(keys + at, mask=there, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        seen = (slot < first)[None, :]
+    end = tl.minimum(begin + share, first)
+    slot = begin + tl.arange(0, BLOCK_S)
+    at = (place + slot)[:, None] * D + d[None, :]
+    k = tl.load(keys + at, mask=(slot < end)[:, None] & within, other=0.0)
+    v = tl.load(values + at, mask=(slot < end)[:, None] & within, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    q = _turned(
+        qkv + (text * tokens + t) * width + (group * shared + i // tokens) * D, q_gain, cos + own * D, sin + own * D,
+        d, asked[:, None] & within, eps, D, QK_NORM, ROPE,
+    )  # fmt: skip
+    q = (q * (scale * 1.4426950408889634)).to(qkv.dtype.element_ty)  # exponentials to the base 2
+    top = tl.full((QUERIES,), -1e30, tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    sums = tl.zeros((QUERIES, BLOCK_D), tl.float32)
+    for _ in range(begin, end, BLOCK_S):
+        seen = (slot < end)[None, :] & asked[:, None]
         if WINDOW > 0:
             seen = seen & (slot[None, :] > own[:, None] - WINDOW)
-        scores = tl.where(seen, scores, -1e30)
-        higher = tl.maximum(top, tl.max(scores, 1))
-        fade = tl.exp2(top - higher)
-        weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
-        v = tl.load(values + at, mask=there, other=0.0)
-        total = total * fade + tl.sum(weights, 1)
-        sums = sums * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        top = higher
+        top, total, sums = _attended(q, k, v, seen, top, total, sums)
+        slot += BLOCK_S
+        at += BLOCK_S * D
+        k = tl.load(keys + at, mask=(slot < end)[:, None] & within, other=0.0)
+        v = tl.load(values + at, mask=(slot < end)[:, None] & within, other=0.0)
 
     if split == 0:  # the new tokens, from where they were computed
         n = tl.arange(0, BLOCK_T)
-        new = n < TOKENS
-        ok = new[:, None] & (d < D)[None, :]
-        source = qkv + (text * TOKENS + n) * width
-        k_at = source + (HEADS + group) * D
-        k = _turned(k_at, k_gain, cos + (first + n) * D, sin + (first + n) * D, d, ok, eps, D, QK_NORM, ROPE)
-        k = k.to(qkv.dtype.element_ty)
-        v = tl.load(source[:, None] + (HEADS + GROUPS + group) * D + d[None, :], mask=ok, other=0.0)
-        at = (place + first + n)[:, None] * D + d[None, :]
-        tl.store(keys + at, k, mask=ok)
-        tl.store(values + at, v, mask=ok)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        seen = new[None, :] & (n[None, :] <= t[:, None])
+        ok = (n < tokens)[:, None] & within
+        source = qkv + (text * tokens + n) * width
+        turn = (first + n) * D
+        new_k = _turned(source + (HEADS + group) * D, k_gain, cos + turn, sin + turn, d, ok, eps, D, QK_NORM, ROPE)
+        new_k = new_k.to(qkv.dtype.element_ty)
+        new_v = tl.load(source[:, None] + (HEADS + GROUPS + group) * D + d[None, :], mask=ok, other=0.0)
+        new_at = (place + first + n)[:, None] * D + d[None, :]
+        tl.store(keys + new_at, new_k, mask=ok)
+        tl.store(values + new_at, new_v, mask=ok)
+        seen = (n < tokens)[None, :] & (n[None, :] <= t[:, None])
         if WINDOW > 0:
             seen = seen & (n[None, :] > t[:, None] - WINDOW)
-        scores = tl.where(seen, scores, -1e30)
-        higher = tl.maximum(top, tl.max(scores, 1))
-        fade = tl.exp2(top - higher)
-        weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
-        total = total * fade + tl.sum(weights, 1)
-        sums = sums * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        top = higher
+        top, total, sums = _attended(q, new_k, new_v, seen, top, total, sums)
 
-    out = mixed + ((text * TOKENS + t) * HEADS + head)[:, None] * D + d[None, :]
-    ok = asked[:, None] & (d < D)[None, :]
     if SPLITS == 1:
-        tl.store(out, (sums / total[:, None]).to(mixed.dtype.element_ty), mask=ok)
+        out = mixed + ((text * tokens + t) * HEADS + group * shared + i // tokens)[:, None] * D + d[None, :]
+        tl.store(out, (sums / total[:, None]).to(mixed.dtype.element_ty), mask=asked[:, None] & within)
     else:
         mine = text * GROUPS + group
-        at = (mine * SPLITS + split) * QUERIES + i
-        tl.store(partial + at[:, None] * BLOCK_D + d[None, :], sums)
-        tl.store(sizes + 2 * at, top)
-        tl.store(sizes + 2 * at + 1, total)
+        found_at = (mine * SPLITS + split) * QUERIES + i
+        tl.store(partial + found_at[:, None] * BLOCK_D + d[None, :], sums, mask=asked[:, None])
+        tl.store(sizes + 2 * found_at, top, mask=asked)
+        tl.store(sizes + 2 * found_at + 1, total, mask=asked)
         tl.debug_barrier()
         if tl.atomic_add(counters + mine, 1, sem="acq_rel") == SPLITS - 1:
-            top = tl.full((QUERIES,), -1e30, tl.float32)
-            total = tl.zeros((QUERIES,), tl.float32)
-            sums = tl.zeros((QUERIES, BLOCK_D), tl.float32)
-            for other in range(SPLITS):  # always in this order: the sum must not depend on who came last
-                at = (mine * SPLITS + other) * QUERIES + i
-                theirs = tl.load(sizes + 2 * at, cache_modifier=".cg")
-                count = tl.load(sizes + 2 * at + 1, cache_modifier=".cg")
-                found = tl.load(partial + at[:, None] * BLOCK_D + d[None, :], cache_modifier=".cg")
-                higher = tl.maximum(top, theirs)
-                fade, grow = tl.exp2(top - higher), tl.exp2(theirs - higher)
-                sums = sums * fade[:, None] + found * grow[:, None]
-                total = total * fade + count * grow
-                top = higher
-            tl.store(out, (sums / total[:, None]).to(mixed.dtype.element_ty), mask=ok)
+            part = tl.arange(0, PARTS)[:, None]
+            for start in range(0, shared * tokens, JOIN):
+                query = start + tl.arange(0, JOIN)
+                there = (part < SPLITS) & (query < shared * tokens)[None, :]
+                theirs = (mine * SPLITS + part) * QUERIES + query[None, :]
+                tops = tl.load(sizes + 2 * theirs, mask=there, other=-1e30, cache_modifier=".cg")
+                totals = tl.load(sizes + 2 * theirs + 1, mask=there, other=1.0, cache_modifier=".cg")
+                their_sums = tl.load(
+                    partial + theirs[:, :, None] * BLOCK_D + d[None, None, :], mask=there[:, :, None], other=0.0,
+                    cache_modifier=".cg",
+                )  # fmt: skip
+                grow = tl.exp2(tops - tl.max(tops, 0)[None, :])
+                joined = tl.sum(their_sums * grow[:, :, None], 0) / tl.sum(totals * grow, 0)[:, None]
+                row = (text * tokens + query % tokens) * HEADS + group * shared + query // tokens
+                ok = (query < shared * tokens)[:, None] & within
+                tl.store(mixed + row[:, None] * D + d[None, :], joined.to(mixed.dtype.element_ty), mask=ok)
             tl.store(counters + mine, 0)

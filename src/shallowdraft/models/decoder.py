@@ -113,11 +113,12 @@ class Decoder(nn.Module):
             vocab = min(vocab, self.shape.vocab)
             return self.native.decode(weight, self.head.product(), vocab, tokens, positions, cache, steps)
         found, largest = [], []
-        for _ in range(steps):
+        later = positions[:, -1:] + torch.arange(1, steps + 1, device=positions.device)[:, None, None]
+        for step in range(steps):
             best, tokens = self.choose(tokens, positions, cache, span, vocab, last=True)
             found.append(tokens)
             largest.append(best)
-            positions = positions[:, -1:] + 1
+            positions = later[step]
         return torch.cat(found, 1), torch.cat(largest, 1)
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ class Decoder(nn.Module):
 
     def _few(self, tokens: Tensor) -> bool:
         """Whether a pass is for the fused kernels."""
-        return self.fused is not None and tokens.numel() <= fused.MAX_ROWS
+        return self.fused is not None and self.fused.takes(*tokens.shape)
 
     def _finish(self, x: Tensor) -> Tensor:
         return x if self.project_out is None else self.project_out(x)
@@ -166,7 +167,7 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Projection):
                 module.pack(packing)
-        if packing in ("panels", "bytes"):
+        if packing in ("panels", "bytes") and self.device.type == "cpu":
             assert self.shape.head_dim % cpu.LANES == 0
             self.native = native.NativeLayers(self.shape, self.blocks, self.norm)
         elif self.device.type == "cuda":

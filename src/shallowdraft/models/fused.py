@@ -4,12 +4,15 @@ import logging
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shallowdraft.models.cache import KVCache
 from shallowdraft.shapes import ModelShape
 
-MAX_ROWS = 64  # of a pass; above, a product is no longer bound by reading its weight
+MAX_ROWS = 128  # tokens of a pass, over all texts; far above, a product is no longer bound by reading its weight
+MAX_QUERIES = 64  # of a text, that share a key/value head
+FEW_ROWS = 16  # above, cuBLAS is faster than our products
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +50,15 @@ class FusedLayers:
         self._blocks: list[Any] = list(blocks)
         self.tiling = tilings or gpu.tiling
         self._eps = shape.norm_eps
+        self._shared = shape.heads // shape.kv_heads
         self._heads = [
             gpu.Heads(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps) for window in shape.windows()
         ]
-        self._counters = torch.zeros(0, dtype=torch.int32)
+        self._counters: dict[int, Tensor] = {}
+
+    def takes(self, texts: int, tokens: int) -> bool:
+        """Whether a pass over so many tokens of each text is for these kernels."""
+        return texts * tokens <= MAX_ROWS and tokens * self._shared <= MAX_QUERIES
 
     def __call__(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """Embedded tokens [B, T, C] at positions [B, T] -> the residual stream [B, T, C] before the final norm."""
@@ -83,7 +91,8 @@ class FusedLayers:
         x = x.reshape(-1, x.shape[-1])
         tiling = self.tiling(head.weight.shape[0], x.shape[1], len(x), False)
         pdl = gpu.starts_early(x.device)
-        best, token = gpu.largest(x, head.weight, tiling, vocab, gain=norm.weight, eps=self._eps, pdl=pdl)
+        gain, scales = norm.weight, head.scale
+        best, token = gpu.largest(x, head.weight, tiling, vocab, scales=scales, gain=gain, eps=self._eps, pdl=pdl)
         return best.view(size), token.view(size)
 
     def _product(
@@ -96,13 +105,29 @@ class FusedLayers:
         gated: bool = False,
         pdl: bool,
     ) -> Tensor:
+        if len(x) > FEW_ROWS and of.scale is None:
+            y: Tensor = of(x if norm is None else norm(x))
+            if gated:
+                gate, up = y.chunk(2, -1)
+                y = F.silu(gate) * up
+            return y if residual is None else residual + y
         tiling = self.tiling(of.weight.shape[0], x.shape[1], len(x), gated)
         gain = None if norm is None else norm.weight
         return self._gpu.product(
-            x, of.weight, tiling, gain=gain, eps=self._eps, bias=of.bias, residual=residual, gated=gated, pdl=pdl
+            x,
+            of.weight,
+            tiling,
+            scales=of.scale,
+            gain=gain,
+            eps=self._eps,
+            bias=of.bias,
+            residual=residual,
+            gated=gated,
+            pdl=pdl,
         )
 
     def _free_counters(self, device: torch.device, count: int) -> Tensor:
-        if self._counters.numel() < count or self._counters.device != device:
-            self._counters = torch.zeros(count, dtype=torch.int32, device=device)
-        return self._counters
+        """Zeros that attention leaves as zeros; never replaced, because captured iterations know them by address."""
+        if count not in self._counters:
+            self._counters[count] = torch.zeros(count, dtype=torch.int32, device=device)
+        return self._counters[count]

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from shallowdraft.errors import OptionError, PromptError, VocabularyError
+from shallowdraft.models import fused
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.projection import best_packing
@@ -93,18 +94,27 @@ def load(
 ) -> Model:
     """Load a local folder or a hub id. By default float32 on a CPU and bfloat16 on CUDA, CUDA where there is one.
 
-    On a CPU weights are packed for decoding; `trainable` leaves them as they are. There "int8" rounds them to 8 bits
-    with a scale for each output; everything else stays float32.
+    Weights are made ready for decoding; `trainable` leaves them as they are. "int8" rounds them to 8 bits with a scale
+    for each output; everything else stays float32 on a CPU, bfloat16 on CUDA.
     """
     where = resolve_device(device)
     folder = find_folder(path)
     bytes_wanted = dtype == "int8"
-    decoder = load_decoder(folder, dtype=resolve_dtype("float32" if bytes_wanted else dtype, where), device=where)
-    if bytes_wanted and best_packing(decoder.shape, decoder.dtype, where) != "panels":
-        raise OptionError("int8 needs a CPU, gcc and heads whose width is a multiple of 16; use another dtype")
+    decoder = load_decoder(folder, dtype=resolve_dtype(None if bytes_wanted else dtype, where), device=where)
+    if bytes_wanted:
+        _require_bytes(decoder)
     if not trainable:
         decoder.pack("bytes" if bytes_wanted else None)
     return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder))
+
+
+def _require_bytes(decoder: Decoder) -> None:
+    """Refuse 8-bit weights where no kernel takes them."""
+    if decoder.device.type == "cuda":
+        if reason := fused.why_not(decoder.shape, decoder.dtype, decoder.device):
+            raise OptionError(f"int8 is not for this model on a GPU: our kernels {reason}; use another dtype")
+    elif best_packing(decoder.shape, decoder.dtype, decoder.device) != "panels":
+        raise OptionError("int8 needs a CPU, gcc and heads whose width is a multiple of 16; use another dtype")
 
 
 def load_draft(
@@ -149,7 +159,7 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if isinstance(dtype, str):
         if dtype not in _DTYPES:
-            raise OptionError(f"dtype {dtype!r} is unknown; use float32, bfloat16, float16, or int8 on a CPU")
+            raise OptionError(f"dtype {dtype!r} is unknown; use float32, bfloat16, float16 or int8")
         return _DTYPES[dtype]
     if dtype not in _DTYPES.values():
         raise OptionError(f"dtype {dtype} is not supported; use float32, bfloat16 or float16")

@@ -1,5 +1,7 @@
 """Matrix products with a weight that stays: plain on a GPU and in training, packed for decoding on a CPU.
 
+On a GPU a weight may be rounded to 8 bits, with a scale for each output; it stays in its order.
+
 With few rows a product is bound by reading its weight, and a CPU reads fastest front to back. `pack` therefore stores a
 weight as panels of 32 outputs for our own kernel (kernels/cpu.c), or, without a C compiler and in bf16, in oneDNN's
 layout; docs/decisions/001-packed-weights.md has the measurements. Packing only permutes: `dense_weight` undoes it.
@@ -33,21 +35,27 @@ class Projection(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.scale: nn.Parameter | None = None
         self.packing: Packing = "none"
+        self._dtype = self.weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.packing in _OURS and x.is_cuda:  # many rows: few would go to the Triton kernels
+            return F.linear(x, self.dense_weight(), self.bias)
         if self.packing in _OURS:
             return self._in_panels(x)
         return F.linear(x, self.weight, self.bias) if self.packing == "none" else self._in_onednn(x)
 
     def pack(self, packing: Packing) -> None:
-        """Repack the weight for decoding on a CPU; afterwards it cannot be trained."""
+        """Repack the weight for decoding; afterwards it cannot be trained."""
         weight = self.weight.detach()
-        if packing in _OURS:
+        if packing == "bytes" and weight.is_cuda:
+            self._dtype = weight.dtype
+            rounded, scale = _rounded(weight.float())
+            self.weight, self.scale = _frozen(rounded), _frozen(scale.squeeze(1))
+        elif packing in _OURS:
             assert weight.dtype == torch.float32
             assert weight.device.type == "cpu"
             if packing == "bytes":
-                scale = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / LARGEST_BYTE
-                weight = (weight / scale).round().to(torch.int8)
+                weight, scale = _rounded(weight)
                 self.scale = _frozen(_to_panels(scale, self.gated))
             self.bias = None if self.bias is None else _frozen(_to_panels(self.bias.detach()[:, None], self.gated))
             self.weight = _frozen(_to_panels(weight, self.gated))
@@ -58,13 +66,15 @@ class Projection(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """The weight [outputs, inputs] as it was before packing."""
+        if self.scale is not None and self.weight.is_cuda:
+            return (self.weight * self.scale[:, None]).to(self._dtype)
         if self.packing in _OURS:
             weight = _from_panels(self.weight, self.outputs, self.gated)
             return weight if self.scale is None else weight * _from_panels(self.scale, self.outputs, self.gated)
         return self.weight.to_dense() if self.packing == "onednn" else self.weight
 
     def dense_bias(self) -> Tensor | None:
-        if self.bias is None or self.packing not in _OURS:
+        if self.bias is None or self.packing not in _OURS or self.bias.is_cuda:
             return self.bias
         return _from_panels(self.bias, self.outputs, self.gated).squeeze(1)
 
@@ -104,6 +114,12 @@ def best_packing(shape: ModelShape, dtype: torch.dtype, device: torch.device) ->
         return "none"
     bf16 = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return "onednn" if dtype == torch.float32 or bf16 else "none"
+
+
+def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight [N, K] in 8 bits, and what each row [N, 1] is to be multiplied with."""
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / LARGEST_BYTE
+    return (weight / scale).round().to(torch.int8), scale
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:

@@ -93,8 +93,8 @@ def make_pair(
         raise OptionError(f"agreement is {agreement}; it must be 0 to 1")
     if not 0 <= seed < 2**63:
         raise OptionError(f"seed is {seed}; it must be 0 or more and fit into 63 bits")
-    # twice: saving takes a copy
-    size = 2 * (target.parameters + draft.parameters) * dtype.itemsize
+    copies = 2 if torch.device(device).type == "cpu" else 1  # saving takes another
+    size = copies * (target.parameters + draft.parameters) * dtype.itemsize
     require_memory(size, torch.device(device), "making such a pair")
     random = torch.Generator().manual_seed(seed)
     successor = _full_cycle(target.vocab, random)
@@ -136,10 +136,8 @@ def random_draft(name: str, shape: ModelShape, like: Model, dtype: str | None = 
     """A model that costs what a draft of that shape would, beside a target `like`; `dtype` as `load_draft` takes it."""
     decoder = random_decoder(shape)
     packing = best_packing(shape, torch.float32, like.device)
-    if dtype == "int8" or (dtype is None and packing == "panels"):
-        decoder.pack("bytes")
-    else:
-        decoder.to(like.device, resolve_dtype(dtype, like.device)).pack(None)
+    rounded = dtype == "int8" or (dtype is None and packing == "panels")
+    decoder.to(like.device, resolve_dtype(None if rounded else dtype, like.device)).pack("bytes" if rounded else None)
     return Model(name, decoder, like.tokenizer)
 
 

@@ -31,6 +31,8 @@ ANY = ""  # stands for all drafts
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 WARM_UP, COUNT, TURNS = 4, 12, 3  # iterations before a sample and of it, and samples in a round
+RIDGE, ROBUST_STEPS = 0.01, 5
+DISTURBED = 3.0  # times as long, over a plain token, as usual: no state of the machine does that
 SEVERAL = 5  # samples that a median must rest on
 NEAR = {"plain_s": 0.04, "handover_s": 0.4, "arithmetic_s": 0.08}  # what differs by that much is another state
 
@@ -75,7 +77,8 @@ class Profile:
         On the machine as it is then and there; without a state, as it was while profiling.
         """
         whose = {"draft_s": draft, "target_s": ANY, "rest_s": draft}  # all drafts are verified alike
-        ratios = (self._ratio(part, whose[part], lookahead, context, batch, state) for part in PARTS)
+        met = state and self._nearest_met(state)
+        ratios = (self._ratio(part, whose[part], lookahead, context, batch, met) for part in PARTS)
         plain_s = state.plain_s if state else self.plain_s(context, batch)
         return Iteration(*(ratio * plain_s for ratio in ratios))
 
@@ -107,11 +110,30 @@ class Profile:
 
         return median(of_point(found) for point, found in self.samples.items() if point.draft == draft)
 
+    def _nearest_met(self, state: MachineState) -> MachineState:
+        """The state, or what came nearest to it while profiling; what is unknown stays so."""
+        here = {name: getattr(state, name) for name in NEAR}
+        return MachineState(
+            **{name: float(np.clip(one, *self._ends[name])) if one else 0.0 for name, one in here.items()}
+        )
+
+    @cached_property
+    def _ends(self) -> dict[str, tuple[float, float]]:
+        """The least and the most of what was met."""
+        found = _columns([row for rows in self.samples.values() for row in rows])
+        return {name: (float(found[name].min()), float(found[name].max())) for name in NEAR}
+
     def _ratio(
         self, part: str, draft: str, lookahead: float, context: float, batch: int, state: MachineState | None
     ) -> float:
         by_context = {
-            one: self._at(lookahead, {d: _median(found, part, state) for d, found in by_lookahead.items()})
+            one: self._at(
+                lookahead,
+                {
+                    d: _median(found, part, state, self._slopes[part, d] if state else {})
+                    for d, found in by_lookahead.items()
+                },
+            )
             for one, by_lookahead in self._times.get((draft, batch), {}).items()
         }
         return self._at(context, by_context)
@@ -129,6 +151,19 @@ class Profile:
             for key, by_context in rows.items()
         }
 
+    @cached_property
+    def _slopes(self) -> dict[tuple[str, int], dict[str, float]]:
+        """How a part's ratio to a plain token follows the state, by part and lookahead: over all drafts and contexts.
+
+        So that a state which hardly occurred at one point is known from the others.
+        """
+        groups: dict[tuple[str, int], list[dict[str, Floats]]] = {}
+        for (draft, _), by_context in self._times.items():
+            for lookahead, found in ((d, one) for of in by_context.values() for d, one in of.items()):
+                for part in ("target_s",) if draft == ANY else ("draft_s", "rest_s"):
+                    groups.setdefault((part, lookahead), []).append(found)
+        return {key: _slope(found, key[0]) for key, found in groups.items()}
+
     def _at(self, where: float, values: Mapping[int, float]) -> float:
         if not values:
             raise RecordError("the profile has no such measurement; measure that draft and batch size first")
@@ -140,7 +175,31 @@ def _columns(rows: Sequence[Record]) -> dict[str, Floats]:
     return {name: np.array([row[name] for row in rows]) for name in (*NEAR, *PARTS)}
 
 
-def _median(found: dict[str, Floats], part: str, state: MachineState | None) -> float:
+def _slope(groups: Sequence[dict[str, Floats]], part: str) -> dict[str, float]:
+    """Change of the ratio's logarithm with the state's: ridge regression on differences to each group's median.
+
+    What is far off the others counts less, and not at all where somebody disturbed it.
+    """
+    x = np.concatenate([np.stack([_centred(found[name]) for name in NEAR], 1) for found in groups])
+    y = np.concatenate([_centred(found[part] / found["plain_s"]) for found in groups])
+    sane = np.abs(y) < np.log(DISTURBED)
+    x, y = x[sane], y[sane]
+    weights = np.ones(len(y))
+    for _ in range(ROBUST_STEPS):
+        solved = np.linalg.solve((x.T * weights) @ x + RIDGE * np.eye(len(NEAR)), (x.T * weights) @ y)
+        off = np.abs(y - x @ solved)
+        weights = np.minimum(1.0, 1.5 * np.median(off) / np.maximum(off, 1e-12))
+    return dict(zip(NEAR, solved.tolist(), strict=True))
+
+
+def _centred(values: Floats) -> Floats:
+    """Logarithms around their median; zeros, which are unknown, are in the middle."""
+    known = values > 0
+    logs = np.log(np.where(known, values, 1.0))
+    return np.where(known, logs - np.median(logs[known]) if known.any() else 0.0, 0.0)
+
+
+def _median(found: dict[str, Floats], part: str, state: MachineState | None, slopes: Mapping[str, float]) -> float:
     """Of the ratio to a plain token, of samples taken in about that state: as near as several of them are.
 
     In a state that was hardly met while profiling the nearest sample may be one that somebody disturbed.
@@ -152,7 +211,9 @@ def _median(found: dict[str, Floats], part: str, state: MachineState | None) -> 
     for name, width in NEAR.items():
         here = getattr(state, name)
         known = (found[name] > 0) & (here > 0)
-        distances[known] += (np.log(found[name][known] / (here or 1.0)) / width) ** 2
+        away = np.where(known, np.log(np.where(known, found[name], 1.0) / (here or 1.0)), 0.0)
+        distances += (away / width) ** 2
+        ratios = ratios * np.exp(-slopes[name] * away)
     distances -= distances.min()
     weights = np.exp(-distances / 2)
     while weights.sum() ** 2 < min(SEVERAL, len(weights) / 2) * (weights**2).sum():  # Kish's effective number

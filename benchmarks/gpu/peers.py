@@ -1,0 +1,80 @@
+"""Speculative decoding beside transformers' assisted generation, on the same weights in one run.
+
+The output of both is compared under the rule of docs/lossless.md: where they differ, the logits must tie.
+
+    python benchmarks/gpu/peers.py [--pair 7b-wide] [--rounds 3]
+"""
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+import transformers
+from decoding import AGREEMENT, CASES, NEW, PROMPT
+from floor import provenance, spread
+
+import shallowdraft as sd
+from shallowdraft.decoding.divergence import explain
+from shallowdraft.models.synthetic import make_pair
+
+
+def as_transformers(model: sd.Model) -> Any:
+    """The same weights, not copied, in transformers' own class."""
+    shape, dense = model.shape, model.decoder.dense_state()
+    config = transformers.AutoConfig.for_model(**{k: v for k, v in shape.to_config().items() if k != "architectures"})
+    state = {}
+    for name, parts in shape.layout().items():
+        pieces = dense[name].split([part.size[0] for part in parts])
+        state |= {part.name: piece for part, piece in zip(parts, pieces, strict=True)}
+    with torch.device("meta"):
+        peer = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    peer.load_state_dict(state, assign=True, strict=False)
+    peer.model.rotary_emb = type(peer.model.rotary_emb)(config=config, device="cuda")
+    return peer.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", default="7b-wide", choices=list(CASES))
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    case = CASES[given.pair]
+    pair = make_pair(case.target, case.draft, AGREEMENT, device="cuda", dtype=torch.bfloat16)
+    for model in (pair.target, pair.draft):
+        model.decoder.pack()
+    target, draft = as_transformers(pair.target), as_transformers(pair.draft)
+    draft.generation_config.num_assistant_tokens = case.lookahead
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    speeds: dict[str, list[float]] = {"ours": [], "transformers": []}
+    same = ties = 0
+    for number in range(given.rounds + 1):
+        prompt = [(11 * number + one) % case.target.vocab for one in range(PROMPT)]
+        begin_s = time.perf_counter()
+        ours = sd.generate(
+            pair.target, prompt, draft=pair.draft, lookahead=case.lookahead, max_new_tokens=NEW, stop_tokens=()
+        )
+        middle_s = time.perf_counter()
+        ids = torch.tensor([prompt], device="cuda")
+        theirs = target.generate(
+            ids, assistant_model=draft, do_sample=False, max_new_tokens=NEW, eos_token_id=None, pad_token_id=0,
+            attention_mask=torch.ones_like(ids),
+        )[0, PROMPT:].tolist()  # fmt: skip
+        end_s = time.perf_counter()
+        difference = explain(pair.target, prompt, theirs, ours.token_ids)
+        assert difference is None or difference.tie, str(difference)
+        same, ties = same + (difference is None), ties + (difference is not None)
+        if number:  # the first compiles and captures
+            speeds["ours"].append(NEW / (middle_s - begin_s))
+            speeds["transformers"].append(NEW / (end_s - middle_s))
+    print(provenance(), f"transformers {transformers.__version__}")
+    print(f"{given.pair}, lookahead {case.lookahead}, prompt {PROMPT}, {NEW} tokens, prefill included, in turns")
+    for name, found in speeds.items():
+        print(f"  {name:<13} {spread(found)} tokens/s")
+    ratios = [one / other for one, other in zip(speeds["ours"], speeds["transformers"], strict=True)]
+    print(f"  ratio {statistics.median(ratios):.1f}; {same} outputs identical, {ties} differ where the logits tie")
+
+
+if __name__ == "__main__":
+    main()

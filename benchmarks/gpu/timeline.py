@@ -1,0 +1,61 @@
+"""Where the time of one iteration goes: every kernel of a replayed graph, in order and added up.
+
+python benchmarks/gpu/timeline.py [--pair 7b-wide] [--full]
+"""
+
+import argparse
+from collections import defaultdict
+
+import torch
+from decoding import AGREEMENT, CASES, PROMPT
+from floor import provenance
+from torch.profiler import ProfilerActivity, profile
+
+from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.engine import Engine
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.models.synthetic import make_pair
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", default="7b-wide", choices=list(CASES))
+    parser.add_argument("--full", action="store_true", help="every kernel, in order")
+    given = parser.parse_args()
+    case = CASES[given.pair]
+    pair = make_pair(case.target, case.draft, AGREEMENT, device="cuda", dtype=torch.bfloat16)
+    for model in (pair.target, pair.draft):
+        model.decoder.pack()
+    drafter = ModelDrafter(pair.draft.decoder, case.lookahead, Sampling(), case.target.vocab)
+    engine = Engine(pair.target.decoder, drafter, Sampling(), [list(range(PROMPT))], [PROMPT + 400])
+    engine.prefill()
+    for _ in range(20):
+        engine.iterate()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        engine.iterate()
+        torch.cuda.synchronize()
+    kernels = sorted(
+        (event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA),
+        key=lambda event: event.time_range.start,
+    )
+    print(provenance())
+    length = kernels[-1].time_range.end - kernels[0].time_range.start
+    busy = sum(event.time_range.end - event.time_range.start for event in kernels)
+    print(f"{given.pair}: an iteration of {length:.0f} us, {len(kernels)} kernels, {busy:.0f} us in them\n")
+    added: dict[str, list[float]] = defaultdict(list)
+    for event in kernels:
+        added[event.name].append(event.time_range.end - event.time_range.start)
+    for name, times in sorted(added.items(), key=lambda item: -sum(item[1])):
+        whole, count = sum(times), len(times)
+        print(f"{whole:9.1f} us {whole / length:6.1%} {count:5} x {whole / count:7.2f} us  {name[:90]}")
+    if given.full:
+        print("\nbegin, us   length, us   kernel")
+        begin = kernels[0].time_range.start
+        for event in kernels:
+            took = event.time_range.end - event.time_range.start
+            print(f"{event.time_range.start - begin:9.1f} {took:12.1f}   {event.name[:90]}")
+
+
+if __name__ == "__main__":
+    main()
