@@ -1,5 +1,7 @@
 """Triton kernels against PyTorch, in Triton's interpreter on a CPU."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,10 @@ VECTOR = gpu.Tiling(outputs=8, inputs=32, warps=4, stages=1, dot=False)
 DOT = gpu.Tiling(outputs=16, inputs=32, warps=4, stages=2, dot=True)
 
 
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
 def random(*size: int) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
 
@@ -26,37 +32,38 @@ def random(*size: int) -> Tensor:
 @pytest.mark.parametrize("inputs", [64, 80])
 def test_products(tiling: gpu.Tiling, rows: int, inputs: int):
     x, weight, gain = random(rows, inputs), random(52, inputs), 1 + 0.1 * random(inputs)
-    normed = F.rms_norm(x, (inputs,), gain, 1e-5)
+    normed, norm = F.rms_norm(x, (inputs,), gain, 1e-5), gpu.Norm(gain, 1e-5)
     bias, residual = random(52), random(rows, 52)
-    torch.testing.assert_close(gpu.product(x, weight, tiling), x @ weight.T)
-    found = gpu.product(x, weight, tiling, gain=gain, eps=1e-5, bias=bias, residual=residual)
-    torch.testing.assert_close(found, normed @ weight.T + bias + residual, atol=1e-4, rtol=1e-4)
+    close(gpu.product(x, gpu.Weight(weight), tiling), x @ weight.T)
+    biased = gpu.Weight(weight, bias=bias)
+    close(gpu.product(x, biased, tiling, norm=norm, residual=residual), normed @ weight.T + bias + residual)
     gate, up = (normed @ weight.T + bias).chunk(2, -1)
-    found = gpu.product(x, weight, tiling, gain=gain, eps=1e-5, bias=bias, gated=True)
-    torch.testing.assert_close(found, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
+    close(gpu.product(x, biased, tiling, norm=norm, activation="gated"), F.silu(gate) * up)
+    for name, activation in (("relu", F.relu), ("gelu", F.gelu), ("gelu_new", partial(F.gelu, approximate="tanh"))):
+        close(gpu.product(x, biased, tiling, activation=name), activation(x @ weight.T + bias))
 
 
 @pytest.mark.parametrize("tiling", [VECTOR, DOT], ids=["vector", "dot"])
 def test_weights_in_8_bits(tiling: gpu.Tiling):
-    x, gain = random(3, 64), torch.ones(64)
-    weight = torch.randint(-127, 128, (52, 64), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    x, norm = random(3, 64), gpu.Norm(torch.ones(64), 1e-5)
+    matrix = torch.randint(-127, 128, (52, 64), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
     scales = random(52).abs() / 100
-    dense = weight * scales[:, None]
-    torch.testing.assert_close(gpu.product(x, weight, tiling, scales=scales), x @ dense.T, atol=1e-4, rtol=1e-4)
-    gate, up = (F.rms_norm(x, (64,), gain, 1e-5) @ dense.T).chunk(2, -1)
-    found = gpu.product(x, weight, tiling, scales=scales, gain=gain, eps=1e-5, gated=True)
-    torch.testing.assert_close(found, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
+    weight, dense = gpu.Weight(matrix, scales), matrix * scales[:, None]
+    close(gpu.product(x, weight, tiling), x @ dense.T)
+    gate, up = (F.rms_norm(x, (64,), norm.gain, 1e-5) @ dense.T).chunk(2, -1)
+    close(gpu.product(x, weight, tiling, norm=norm, activation="gated"), F.silu(gate) * up)
 
 
 @pytest.mark.parametrize("tiling", [VECTOR, DOT], ids=["vector", "dot"])
 def test_the_largest_output(tiling: gpu.Tiling):
-    x, weight, gain = random(3, 64), random(50, 64), torch.ones(64)
-    logits = F.rms_norm(x, (64,), gain, 1e-5) @ weight[:45].T
-    best, token = gpu.largest(x, weight, tiling, 45, gain=gain, eps=1e-5)
-    torch.testing.assert_close(best, logits.amax(-1))
+    x, weight, norm = random(3, 64), random(50, 64), gpu.Norm(torch.ones(64), 1e-5)
+    logits = F.rms_norm(x, (64,), norm.gain, 1e-5) @ weight[:45].T
+    best, token = gpu.largest(x, gpu.Weight(weight), tiling, 45, norm=norm)
+    close(best, logits.amax(-1))
     assert token.tolist() == logits.argmax(-1).tolist()
     x[1, 3] = float("nan")
-    assert gpu.largest(x, weight, tiling, 45, gain=gain, eps=1e-5)[0].isfinite().tolist() == [True, False, True]
+    best, _ = gpu.largest(x, gpu.Weight(weight), tiling, 45, norm=norm)
+    assert best.isfinite().tolist() == [True, False, True]
 
 
 def attended(qkv: Tensor, first: list[int], keys: Tensor, values: Tensor, rope, heads: gpu.Heads, gains) -> Tensor:
@@ -113,7 +120,7 @@ def test_attention(heads: gpu.Heads, special: str, splits: int):
 
 
 @pytest.mark.parametrize(
-    "kind", ["llama", "llama-gqa-tied-head_dim", "llama-biases-linear-rope", "mistral-window", "qwen2", "qwen3"]
+    "kind", ["llama", "llama-gqa-tied-head_dim", "llama-biases-linear-rope", "mistral-window", "qwen2", "qwen3", "opt"]
 )
 def test_a_whole_pass(kind: str, folder):
     """Prompts by PyTorch, then a few tokens by the kernels: hidden states, caches and choices as without them."""
@@ -121,7 +128,7 @@ def test_a_whole_pass(kind: str, folder):
     shape = decoder.shape
     tokens = torch.randint(shape.vocab, (2, 14), generator=torch.Generator().manual_seed(0))
     small = {rows: VECTOR if rows == 1 else DOT for rows in range(1, 65)}
-    layers = FusedLayers(shape, decoder.blocks, lambda outputs, inputs, rows, gated: small[rows])
+    layers = FusedLayers(shape, decoder.blocks, decoder.norm, decoder.head, lambda *size: small[size[2]])
     with torch.inference_mode():
         caches = [decoder.new_cache(2, 32) for _ in range(2)]
         start = torch.arange(9).expand(2, -1)
@@ -134,11 +141,11 @@ def test_a_whole_pass(kind: str, folder):
             best, choice = decoder.head(wanted).max(-1)
             decoder.fused = layers
             found = decoder(tokens[:, begin:end], positions, caches[1], 32)
-            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+            close(found, wanted)
             largest, token = decoder.choose(tokens[:, begin:end], positions, caches[1], 32, shape.vocab)
-            torch.testing.assert_close(largest, best, atol=1e-4, rtol=1e-4)
+            close(largest, best)
             assert token.tolist() == choice.tolist()
-    torch.testing.assert_close(caches[0].kv, caches[1].kv, atol=1e-4, rtol=1e-4)
+    close(caches[0].kv, caches[1].kv)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4, 7])

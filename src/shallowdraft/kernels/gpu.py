@@ -17,6 +17,8 @@ SPLIT_SLOTS = 64  # attention is split over the cache into parts of at least so 
 SHARED_MEMORY = 200_000  # bytes that a product may use for tiles in flight
 PROCESSORS = 132  # of a large GPU
 JOINED = 8192  # numbers that are joined at once
+GATED = "gated"  # silu(first half) * second half
+ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
 LINE_BYTES = 128  # of the L2 cache
 
 
@@ -41,44 +43,53 @@ def stamp(spent: Tensor, sign: int) -> None:
     gpu_jit.stamp[(1,)](spent, sign, num_warps=1)
 
 
+@dataclass(frozen=True)
+class Weight:
+    """A weight as the kernels take it."""
+
+    matrix: Tensor  # [N, K]
+    scales: Tensor | None = None
+    """[N] of 8-bit numbers."""
+    bias: Tensor | None = None
+    """[N]; what a LayerNorm before it adds is in it."""
+    shift: Tensor | None = None
+    """[N] what the mean that a LayerNorm before it takes away is multiplied with."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm, or LayerNorm where the weight that follows has a shift."""
+
+    gain: Tensor
+    eps: float
+
+
 def product(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     tiling: Tiling,
     *,
-    scales: Tensor | None = None,
-    gain: Tensor | None = None,
-    eps: float = 0.0,
-    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
     residual: Tensor | None = None,
-    gated: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """X [R, K], normed if there is a gain, times a weight [N, K]; see `gpu_jit.product`."""
-    outputs = weight.shape[0] // (2 if gated else 1)
+    """Rows x [R, K] times a weight [N, K] -> [R, N], or [R, N / 2] where the first half gates the second ("gated")."""
+    outputs = weight.matrix.shape[0] // (2 if activation == GATED else 1)
     y = x.new_empty(x.shape[0], outputs)
-    _launch(x, weight, tiling, scales, gain, eps, bias, residual, gated, pdl, y=y, outputs=outputs)
+    _launch(x, weight, tiling, outputs, y, norm=norm, activation=activation, residual=residual, pdl=pdl)
     return y
 
 
 def largest(
-    x: Tensor,
-    weight: Tensor,
-    tiling: Tiling,
-    counted: int,
-    *,
-    scales: Tensor | None = None,
-    gain: Tensor | None,
-    eps: float,
-    pdl: bool = False,
+    x: Tensor, weight: Weight, tiling: Tiling, counted: int, *, norm: Norm | None = None, pdl: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The largest of the first `counted` outputs of each row, and which it is: [R] each."""
-    rows, outputs = x.shape[0], weight.shape[0]
+    rows, outputs = x.shape[0], weight.matrix.shape[0]
     tiles = triton.cdiv(outputs, tiling.outputs)
     best = torch.empty(rows, tiles, device=x.device)
     choice = torch.empty(rows, tiles, device=x.device, dtype=torch.int32)
-    found = (best, choice)
-    _launch(x, weight, tiling, scales, gain, eps, None, None, False, pdl, best=found, outputs=outputs, counted=counted)
+    _launch(x, weight, tiling, outputs, best=(best, choice), counted=counted, norm=norm, pdl=pdl)
     logit, token = torch.empty(rows, device=x.device), torch.empty(rows, device=x.device, dtype=torch.int64)
     gpu_jit.pick[(rows,)](best, choice, logit, token, tiles, triton.next_power_of_2(tiles), pdl, **_early(pdl))
     return logit, token
@@ -113,39 +124,40 @@ def settle(
 
 def _launch(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     tiling: Tiling,
-    scales: Tensor | None,
-    gain: Tensor | None,
-    eps: float,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    gated: bool,
-    pdl: bool,
-    *,
     outputs: int,
     y: Tensor | None = None,
     best: tuple[Tensor, Tensor] | None = None,
     counted: int = 0,
+    *,
+    norm: Norm | None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    pdl: bool,
 ) -> None:
     rows, inputs = x.shape
     early = pdl and tiling.early
     values, places = best or (x, x)
+    gain, eps = (norm.gain, norm.eps) if norm else (None, 0.0)
     gpu_jit.product[(triton.cdiv(outputs, tiling.outputs),)](
-        x, weight, scales, gain, bias, residual, y, values, places, rows, outputs, inputs, counted, eps,
+        x, weight.matrix, weight.scales, weight.shift, gain, weight.bias, residual, y, values, places,
+        rows, outputs, inputs, counted, eps,
         ROWS=max(16 if tiling.dot else 1, triton.next_power_of_2(rows)),
         BLOCK_N=tiling.outputs,
         BLOCK_K=tiling.inputs,
         DOT=tiling.dot,
         EVEN=inputs % tiling.inputs == 0,
-        SCALED=scales is not None,
-        NORM=gain is not None,
-        GATED=gated,
-        BIAS=bias is not None,
+        SCALED=weight.scales is not None,
+        NORM=norm is not None,
+        CENTRED=weight.shift is not None,
+        BIAS=weight.bias is not None,
+        GATED=activation == GATED,
+        ACTIVATION=ACTIVATIONS.get(activation or "", 0),
         ADD=residual is not None,
         ARGMAX=best is not None,
-        PREFETCH=min(tiling.lines, _lines(weight)) if early else 0,
-        LINE=LINE_BYTES // weight.element_size(),
+        PREFETCH=min(tiling.lines, _lines(weight.matrix)) if early else 0,
+        LINE=LINE_BYTES // weight.matrix.element_size(),
         PDL=early,
         num_warps=tiling.warps,
         num_stages=tiling.stages,

@@ -33,12 +33,17 @@ def stamp(spent, sign):
 
 @triton.jit
 def product(
-    x, weight, scales, gain, bias, residual, y, best, choice, rows, outputs, inputs, counted, eps,
+    x, weight, scales, shift, gain, bias, residual, y, best, choice, rows, outputs, inputs, counted, eps,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, EVEN: tl.constexpr,
-    SCALED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-    ARGMAX: tl.constexpr, PREFETCH: tl.constexpr, LINE: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, ADD: tl.constexpr, ARGMAX: tl.constexpr, PREFETCH: tl.constexpr, LINE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Y [R, N] = norm(x [R, K]) Wᵀ, then + bias, silu(first half) * second half, + residual, or each tile's largest."""
+    """The norm of x [R, K] times Wᵀ, + bias; silu(first half) * second half or an activation; + residual -> y [R, N].
+
+    Or the largest of each tile. The norm's gain is applied on the way in, its divisor at the end; LayerNorm's mean
+    leaves with `shift`, the gain times each row of W.
+    """
     tile = tl.program_id(0)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     known = n < outputs
@@ -58,6 +63,7 @@ def product(
         sums = tl.zeros((BLOCK_N, ROWS), tl.float32)
         gates = tl.zeros((BLOCK_N, ROWS), tl.float32)
         squares = tl.zeros((ROWS,), tl.float32)
+        means = tl.zeros((ROWS,), tl.float32)
         for start in range(0, inputs, BLOCK_K):
             at = start + k
             inside = at < inputs
@@ -65,6 +71,8 @@ def product(
             if NORM:
                 wide = v.to(tl.float32)
                 squares += tl.sum(wide * wide, 0)
+                if CENTRED:
+                    means += tl.sum(wide, 0)
                 g = tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
                 v = (wide * g[:, None]).to(v.dtype)
             w_at = weight + row_of[:, None] + at[None, :]
@@ -85,6 +93,7 @@ def product(
         wide_sums = tl.zeros((ROWS, BLOCK_N, BLOCK_K), tl.float32)
         wide_gates = tl.zeros((ROWS, BLOCK_N, BLOCK_K), tl.float32)
         wide_squares = tl.zeros((ROWS, BLOCK_K), tl.float32)
+        wide_means = tl.zeros((ROWS, BLOCK_K), tl.float32)
         for start in range(0, inputs, BLOCK_K):
             at = start + k
             inside = at < inputs
@@ -103,6 +112,8 @@ def product(
             v = v.to(tl.float32)
             if NORM:
                 wide_squares += v * v
+                if CENTRED:
+                    wide_means += v
                 v *= tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)[None, :]
             if GATED:
                 wide_gates += w.to(tl.float32)[None] * v[:, None]
@@ -110,6 +121,7 @@ def product(
             else:
                 wide_sums += w.to(tl.float32)[None] * v[:, None]
         sums, gates, squares = tl.sum(wide_sums, 2), tl.sum(wide_gates, 2), tl.sum(wide_squares, 1)
+        means = tl.sum(wide_means, 1)
     if SCALED:
         first = tl.load(scales + n, mask=known, other=0.0)[None, :]
         if GATED:
@@ -117,6 +129,10 @@ def product(
             sums *= tl.load(scales + outputs + n, mask=known, other=0.0)[None, :]
         else:
             sums *= first
+    if CENTRED:  # no gated model has LayerNorm
+        means /= inputs
+        squares -= inputs * means * means
+        sums -= means[:, None] * tl.load(shift + n, mask=known, other=0.0)[None, :]
     if NORM:
         scale = tl.rsqrt(squares / inputs + eps)[:, None]
         sums *= scale
@@ -130,6 +146,12 @@ def product(
             sums += offset
     if GATED:
         sums *= gates / (1 + tl.exp(-gates))
+    if ACTIVATION == 1:
+        sums = tl.maximum(sums, 0.0)
+    elif ACTIVATION == 2:
+        sums *= 0.5 * (1 + tl.erf(sums * 0.7071067811865476))
+    elif ACTIVATION == 3:
+        sums /= 1 + tl.exp(-1.5957691216057308 * (sums + 0.044715 * sums * sums * sums))
     where = r[:, None] * outputs + n[None, :]
     kept = real[:, None] & known[None, :]
     if ADD:

@@ -95,10 +95,10 @@ class Decoder(nn.Module):
         self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, vocab: int, *, last: bool = False
     ) -> tuple[Tensor, Tensor]:
         """The largest of the first `vocab` logits after every token, or the last, and its id: [B, T] or [B, 1] each."""
-        if self._few(tokens) and self.norm is not None:
+        if self._few(tokens):
             assert self.fused is not None
             x = self.fused(self._enter(tokens, positions), positions, cache)
-            return self.fused.largest(x[:, -1:] if last else x, self.norm, self.head, min(vocab, self.shape.vocab))
+            return self.fused.largest(x[:, -1:] if last else x, min(vocab, self.shape.vocab))
         hidden = self(tokens, positions, cache, span)
         best, token = self.head(hidden[:, -1:] if last else hidden)[..., :vocab].max(-1)
         return best, token
@@ -171,7 +171,7 @@ class Decoder(nn.Module):
             assert self.shape.head_dim % cpu.LANES == 0
             self.native = native.NativeLayers(self.shape, self.blocks, self.norm)
         elif self.device.type == "cuda":
-            self.fused = fused.of_blocks(self.shape, self.blocks, self.dtype, self.device)
+            self.fused = fused.fuse(self.shape, self.blocks, self.norm, self.head, self.dtype)
         self.packing = packing
         return self
 

@@ -1,18 +1,21 @@
 """A decoder's layers as Triton kernels, five each; what they compute is `Decoder.layers`, their reference."""
 
 import logging
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shallowdraft.models.cache import KVCache
+from shallowdraft.models.projection import Projection
 from shallowdraft.shapes import ModelShape
+
+if TYPE_CHECKING:
+    from shallowdraft.kernels.gpu import Heads, Norm, Weight
 
 MAX_ROWS = 128  # tokens of a pass, over all texts; far above, a product is no longer bound by reading its weight
 MAX_QUERIES = 64  # of a text, that share a key/value head
-FEW_ROWS = 16  # above, cuBLAS is faster than our products
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +24,10 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
     """What keeps a decoder from running on these kernels; None if nothing does."""
     if device.type != "cuda" or dtype == torch.float32:
         return "are for 16-bit weights on a GPU"
-    if shape.layer_norm or shape.post_norm or not shape.gated or shape.activation != "silu":
-        return "are for pre-norm models with RMSNorm and SwiGLU"
+    if shape.post_norm or not shape.final_norm or shape.embed_dim != shape.d_model:
+        return "are for pre-norm models"
+    if shape.gated != (shape.activation == "silu") or (shape.gated and shape.layer_norm):
+        return "are for SwiGLU after RMSNorm, and for FFNs without a gate"
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -30,30 +35,40 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
     return None
 
 
-def of_blocks(
-    shape: ModelShape, blocks: nn.ModuleList, dtype: torch.dtype, device: torch.device
+def fuse(
+    shape: ModelShape, blocks: nn.ModuleList, norm: nn.Module | None, head: Projection, dtype: torch.dtype
 ) -> "FusedLayers | None":
     """The layers on these kernels; None, said once, where they cannot be."""
-    if reason := why_not(shape, dtype, device):
+    if reason := why_not(shape, dtype, head.weight.device):
         log.warning("%s runs on PyTorch's own operations, several times slower: our kernels %s", shape, reason)
         return None
-    return FusedLayers(shape, blocks)
+    return FusedLayers(shape, blocks, norm, head)
 
 
 class FusedLayers:
-    """The blocks of a decoder; the decoder must outlive it."""
+    """The blocks of a decoder, its final norm and its head."""
 
-    def __init__(self, shape: ModelShape, blocks: nn.ModuleList, tilings: Any = None) -> None:
+    def __init__(
+        self, shape: ModelShape, blocks: nn.ModuleList, norm: Any, head: Projection, tilings: Any = None
+    ) -> None:
         from shallowdraft.kernels import gpu
 
-        self._gpu = gpu
-        self._blocks: list[Any] = list(blocks)
-        self.tiling = tilings or gpu.tiling
-        self._eps = shape.norm_eps
+        self._gpu, self._tiling = gpu, tilings or gpu.tiling
         self._shared = shape.heads // shape.kv_heads
-        self._heads = [
-            gpu.Heads(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps) for window in shape.windows()
+        self._activation = gpu.GATED if shape.gated else shape.activation
+        self._layers = [
+            _Layer(
+                gpu.Heads(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps),
+                None if block.q_norm is None else (block.q_norm.weight, block.k_norm.weight),
+                *(gpu.Norm(one.weight, shape.norm_eps) for one in (block.attn_norm, block.ffn_norm)),
+                _weight(block.qkv, block.attn_norm),
+                _weight(block.out),
+                _weight(block.up, block.ffn_norm),
+                _weight(block.down),
+            )
+            for block, window in zip(cast("list[Any]", blocks), shape.windows(), strict=True)
         ]
+        self._norm, self._head = gpu.Norm(norm.weight, shape.norm_eps), _weight(head, norm)
         self._counters: dict[int, Tensor] = {}
 
     def takes(self, texts: int, tokens: int) -> bool:
@@ -65,65 +80,48 @@ class FusedLayers:
         gpu, size = self._gpu, x.shape
         pdl = gpu.starts_early(x.device)
         x, positions = x.reshape(-1, size[-1]), positions.contiguous()
-        for block, heads, (keys, values) in zip(self._blocks, self._heads, cache.layers, strict=True):
-            gains = None if block.q_norm is None else (block.q_norm.weight, block.k_norm.weight)
-            qkv = self._product(x, block.qkv, norm=block.attn_norm, pdl=pdl)
+        for layer, (keys, values) in zip(self._layers, cache.layers, strict=True):
+            qkv = self._product(x, layer.qkv, norm=layer.attn_norm, pdl=pdl)
             mixed = gpu.attend(
                 qkv,
                 positions,
                 keys,
                 values,
                 cache.rope,
-                heads,
-                gains=gains,
-                counters=self._free_counters(x.device, len(positions) * heads.groups),
-                splits=gpu.splits(len(positions), heads.groups, cache.slots),
+                layer.heads,
+                gains=layer.gains,
+                counters=self._free_counters(x.device, len(positions) * layer.heads.groups),
+                splits=gpu.splits(len(positions), layer.heads.groups, cache.slots),
                 pdl=pdl,
             )
-            x = self._product(mixed, block.out, residual=x, pdl=pdl)
-            inner = self._product(x, block.up, norm=block.ffn_norm, gated=True, pdl=pdl)
-            x = self._product(inner, block.down, residual=x, pdl=pdl)
+            x = self._product(mixed, layer.out, residual=x, pdl=pdl)
+            inner = self._product(x, layer.up, norm=layer.ffn_norm, activation=self._activation, pdl=pdl)
+            x = self._product(inner, layer.down, residual=x, pdl=pdl)
         return x.view(size)
 
-    def largest(self, x: Tensor, norm: Any, head: Any, vocab: int) -> tuple[Tensor, Tensor]:
+    def largest(self, x: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
         """Residual stream [B, T, C] -> the largest of the first `vocab` logits and its token, [B, T] each."""
-        gpu, size = self._gpu, x.shape[:-1]
+        size = x.shape[:-1]
         x = x.reshape(-1, x.shape[-1])
-        tiling = self.tiling(head.weight.shape[0], x.shape[1], len(x), False)
-        pdl = gpu.starts_early(x.device)
-        gain, scales = norm.weight, head.scale
-        best, token = gpu.largest(x, head.weight, tiling, vocab, scales=scales, gain=gain, eps=self._eps, pdl=pdl)
+        tiling = self._tiling(self._head.matrix.shape[0], x.shape[1], len(x), False)
+        pdl = self._gpu.starts_early(x.device)
+        best, token = self._gpu.largest(x, self._head, tiling, vocab, norm=self._norm, pdl=pdl)
         return best.view(size), token.view(size)
 
     def _product(
         self,
         x: Tensor,
-        of: Any,
+        weight: "Weight",
         *,
-        norm: Any = None,
+        norm: "Norm | None" = None,
+        activation: str | None = None,
         residual: Tensor | None = None,
-        gated: bool = False,
         pdl: bool,
     ) -> Tensor:
-        if len(x) > FEW_ROWS and of.scale is None:
-            y: Tensor = of(x if norm is None else norm(x))
-            if gated:
-                gate, up = y.chunk(2, -1)
-                y = F.silu(gate) * up
-            return y if residual is None else residual + y
-        tiling = self.tiling(of.weight.shape[0], x.shape[1], len(x), gated)
-        gain = None if norm is None else norm.weight
+        outputs, inputs = weight.matrix.shape
+        tiling = self._tiling(outputs, inputs, len(x), activation == self._gpu.GATED)
         return self._gpu.product(
-            x,
-            of.weight,
-            tiling,
-            scales=of.scale,
-            gain=gain,
-            eps=self._eps,
-            bias=of.bias,
-            residual=residual,
-            gated=gated,
-            pdl=pdl,
+            x, weight, tiling, norm=norm, activation=activation, residual=residual, pdl=pdl
         )
 
     def _free_counters(self, device: torch.device, count: int) -> Tensor:
@@ -131,3 +129,29 @@ class FusedLayers:
         if count not in self._counters:
             self._counters[count] = torch.zeros(count, dtype=torch.int32, device=device)
         return self._counters[count]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A block as the kernels take it."""
+
+    heads: "Heads"
+    gains: tuple[Tensor, Tensor] | None
+    attn_norm: "Norm"
+    ffn_norm: "Norm"
+    qkv: "Weight"
+    out: "Weight"
+    up: "Weight"
+    down: "Weight"
+
+
+def _weight(of: Projection, norm: Any = None) -> "Weight":
+    """With what a LayerNorm before it does to each output."""
+    from shallowdraft.kernels import gpu
+
+    if not isinstance(norm, nn.LayerNorm):
+        return gpu.Weight(of.weight, of.scale, of.bias)
+    dense = of.dense_weight().float()
+    added = dense @ norm.bias.float()
+    bias = added if of.bias is None else added + of.bias.float()
+    return gpu.Weight(of.weight, of.scale, bias, dense @ norm.weight.float())
