@@ -1,7 +1,7 @@
 """What sets a draft's latency on a GPU with graphs and fused kernels: the paper's Figure 4 and Table 6, and a law.
 
-A step is one of eight in one graph, batch 1, 128 tokens of context, bf16. Table 6's shapes are timed with the norm before
-each part, as other OPT models have it; OPT-350M's own order has no fused kernels.
+A step is one of eight in one graph, batch 1, 128 tokens of context, bf16. Table 6's shapes are timed with the norm
+before each part, as other OPT models have it; OPT-350M's own order has no fused kernels.
 
     python benchmarks/gpu/depth.py [--csv FILE]
 """

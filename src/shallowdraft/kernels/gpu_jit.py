@@ -151,7 +151,8 @@ def product(
     elif ACTIVATION == 2:
         sums *= 0.5 * (1 + tl.erf(sums * 0.7071067811865476))
     elif ACTIVATION == 3:
-        sums /= 1 + tl.exp(-1.5957691216057308 * (sums + 0.044715 * sums * sums * sums))
+        steep = -1.5957691216057308 * (sums + 0.044715 * sums * sums * sums)
+        sums /= 1 + tl.exp(tl.minimum(steep, 80.0))
     where = r[:, None] * outputs + n[None, :]
     kept = real[:, None] & known[None, :]
     if ADD:

@@ -60,7 +60,8 @@ class FusedLayers:
             _Layer(
                 gpu.Heads(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps),
                 None if block.q_norm is None else (block.q_norm.weight, block.k_norm.weight),
-                *(gpu.Norm(one.weight, shape.norm_eps) for one in (block.attn_norm, block.ffn_norm)),
+                gpu.Norm(block.attn_norm.weight, shape.norm_eps),
+                gpu.Norm(block.ffn_norm.weight, shape.norm_eps),
                 _weight(block.qkv, block.attn_norm),
                 _weight(block.out),
                 _weight(block.up, block.ffn_norm),
@@ -120,9 +121,7 @@ class FusedLayers:
     ) -> Tensor:
         outputs, inputs = weight.matrix.shape
         tiling = self._tiling(outputs, inputs, len(x), activation == self._gpu.GATED)
-        return self._gpu.product(
-            x, weight, tiling, norm=norm, activation=activation, residual=residual, pdl=pdl
-        )
+        return self._gpu.product(x, weight, tiling, norm=norm, activation=activation, residual=residual, pdl=pdl)
 
     def _free_counters(self, device: torch.device, count: int) -> Tensor:
         """Zeros that attention leaves as zeros; never replaced, because captured iterations know them by address."""
