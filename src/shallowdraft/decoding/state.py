@@ -15,7 +15,7 @@ from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
 
 PREFILL_CHUNK = 512
-SLOTS_STEP = 256
+SLOTS_STEP = 256  # on a GPU: few sizes, so that captured iterations fit other prompts
 SPAN_STEP = 64  # attended lengths are rounded up, so that kernels see few different shapes
 
 

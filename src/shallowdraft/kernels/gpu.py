@@ -8,10 +8,16 @@ G key/value heads, D head width, S slots. Every kernel may start before the one 
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 from torch import Tensor
 
-from shallowdraft.kernels import gpu_jit
+from shallowdraft.errors import OptionError
+
+try:
+    import triton
+
+    from shallowdraft.kernels import gpu_jit
+except ImportError:
+    raise OptionError("decoding on a GPU needs triton; install it (pip install triton), or use --device cpu") from None
 
 SPLIT_SLOTS = 64  # attention is split over the cache into parts of at least so many slots
 SHARED_MEMORY = 200_000  # bytes that a product may use for tiles in flight
@@ -104,8 +110,6 @@ def settle(
     length: Tensor,
     limit: Tensor,
     unsound: int,
-    *,
-    pdl: bool = False,
 ) -> Tensor:
     """Greedy verification and commit at once: the target's largest logits and their tokens [B, d + 1], the proposal and
     its logits [B, d]; appended to tokens [B, S] at their length [B] -> accepted, or `unsound`, and choices [B, d + 2].
@@ -115,9 +119,7 @@ def settle(
     gpu_jit.settle[(rows,)](
         best, choice, proposed, drafted, tokens, length, limit, packed, d, tokens.shape[1], unsound,
         BLOCK=triton.next_power_of_2(d + 2),
-        PDL=pdl,
         num_warps=1,
-        **_early(pdl),
     )  # fmt: skip
     return packed
 

@@ -5,14 +5,6 @@ import triton.language as tl
 
 
 @triton.jit
-def _enter(PDL: tl.constexpr):
-    """Let the next kernel begin, and wait for what the one before has written."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
 def _prefetch(pointers):
     """Ask the L2 cache for lines."""
     tl.inline_asm_elementwise(
@@ -23,6 +15,16 @@ def _prefetch(pointers):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def _tile(at, inside, EVEN: tl.constexpr):
+    """Weights at pointers [n, k], zero where k is not inside; a mask costs time where every tile is whole."""
+    if EVEN:
+        weights = tl.load(at)
+    else:
+        weights = tl.load(at, mask=inside[None, :], other=0.0)
+    return weights
 
 
 @triton.jit
@@ -76,17 +78,11 @@ def product(
                 g = tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
                 v = (wide * g[:, None]).to(v.dtype)
             w_at = weight + row_of[:, None] + at[None, :]
-            if EVEN:
-                w = tl.load(w_at)
-            else:
-                w = tl.load(w_at, mask=inside[None, :], other=0.0)
+            w = _tile(w_at, inside, EVEN)
             if GATED:
                 gates = tl.dot(w.to(v.dtype), v, gates, input_precision="ieee")
                 w_at += outputs.to(tl.int64) * inputs
-                if EVEN:
-                    w = tl.load(w_at)
-                else:
-                    w = tl.load(w_at, mask=inside[None, :], other=0.0)
+                w = _tile(w_at, inside, EVEN)
             sums = tl.dot(w.to(v.dtype), v, sums, input_precision="ieee")
         sums, gates = tl.trans(sums), tl.trans(gates)
     else:
@@ -98,16 +94,10 @@ def product(
             at = start + k
             inside = at < inputs
             w_at = weight + row_of[:, None] + at[None, :]
-            if EVEN:
-                w = tl.load(w_at)
-            else:
-                w = tl.load(w_at, mask=inside[None, :], other=0.0)
+            w = _tile(w_at, inside, EVEN)
             if GATED:
                 w_at += outputs.to(tl.int64) * inputs
-                if EVEN:
-                    second = tl.load(w_at)
-                else:
-                    second = tl.load(w_at, mask=inside[None, :], other=0.0)
+                second = _tile(w_at, inside, EVEN)
             v = tl.load(x + r[:, None] * inputs + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
             v = v.to(tl.float32)
             if NORM:
@@ -170,7 +160,9 @@ def product(
 @triton.jit
 def pick(best, choice, logit, token, tiles, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """The largest of each row's tiles, the first of equals."""
-    _enter(PDL)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     found = tl.load(best + row * tiles + at, mask=at < tiles, other=-float("inf"))
@@ -182,11 +174,9 @@ def pick(best, choice, logit, token, tiles, BLOCK: tl.constexpr, PDL: tl.constex
 
 @triton.jit
 def settle(
-    best, choice, proposed, drafted, tokens, length, limit, packed, d, slots, unsound,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    best, choice, proposed, drafted, tokens, length, limit, packed, d, slots, unsound, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Accept what the target chose too, append it, and pack it for the host; one row of a batch each."""
-    _enter(PDL)
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     emitted = i <= d

@@ -82,9 +82,8 @@ class Decoder(nn.Module):
         x = self._enter(tokens, positions)
         if self.native is not None:
             return self._finish(self.native(x, positions, cache))
-        if self._few(tokens):
-            assert self.fused is not None
-            return self._finish(self._normed(self.fused(x, positions, cache)))
+        if fast := self._fused_for(tokens):
+            return self._finish(self._normed(fast(x, positions, cache)))
         return self._finish(self.layers(x, positions, cache, span))
 
     def layers(self, x: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
@@ -95,10 +94,9 @@ class Decoder(nn.Module):
         self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, vocab: int, *, last: bool = False
     ) -> tuple[Tensor, Tensor]:
         """The largest of the first `vocab` logits after every token, or the last, and its id: [B, T] or [B, 1] each."""
-        if self._few(tokens):
-            assert self.fused is not None
-            x = self.fused(self._enter(tokens, positions), positions, cache)
-            return self.fused.largest(x[:, -1:] if last else x, min(vocab, self.shape.vocab))
+        if fast := self._fused_for(tokens):
+            x = fast(self._enter(tokens, positions), positions, cache)
+            return fast.largest(x[:, -1:] if last else x, min(vocab, self.shape.vocab))
         hidden = self(tokens, positions, cache, span)
         best, token = self.head(hidden[:, -1:] if last else hidden)[..., :vocab].max(-1)
         return best, token
@@ -154,9 +152,9 @@ class Decoder(nn.Module):
     def _normed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
 
-    def _few(self, tokens: Tensor) -> bool:
-        """Whether a pass is for the fused kernels."""
-        return self.fused is not None and self.fused.takes(*tokens.shape)
+    def _fused_for(self, tokens: Tensor) -> "fused.FusedLayers | None":
+        """The fused kernels, where a pass over these tokens is for them."""
+        return self.fused if self.fused and self.fused.takes(*tokens.shape) else None
 
     def _finish(self, x: Tensor) -> Tensor:
         return x if self.project_out is None else self.project_out(x)

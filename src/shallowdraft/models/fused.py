@@ -28,10 +28,6 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
         return "are for pre-norm models"
     if shape.gated != (shape.activation == "silu") or (shape.gated and shape.layer_norm):
         return "are for SwiGLU after RMSNorm, and for FFNs without a gate"
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return "need triton, which is not installed"
     return None
 
 
