@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import noisy
 
 import shallowdraft as sd
@@ -9,6 +10,7 @@ from shallowdraft.decoding.divergence import explain, greedy_gaps
 from shallowdraft.decoding.drafters import ModelDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.kernels import gpu
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.shapes import ModelShape
 
@@ -56,6 +58,28 @@ def test_an_iteration_never_waits(sampling: Sampling):
             running.iterate()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("rounded", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize("rows", [1, 2, 5, 20, 40, 96])
+@pytest.mark.parametrize("size", [(3072, 1024), (256, 512), (1024, 256), (12288, 4096), (22016, 4096)])
+def test_products_as_they_are_cut(size: tuple[int, int], rows: int, rounded: bool):
+    outputs, inputs = size
+    draws = torch.Generator("cuda").manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=draws, device="cuda").bfloat16()
+    matrix = torch.randint(-127, 128, size, generator=draws, device="cuda", dtype=torch.int8)
+    scales = torch.rand(outputs, generator=draws, device="cuda") / inputs**0.5 / 64
+    dense = (matrix * scales[:, None]).bfloat16()
+    weight = gpu.Weight(matrix, scales) if rounded else gpu.Weight(dense)
+    gain = torch.ones(inputs, device="cuda", dtype=torch.bfloat16)
+    gated = outputs in (1024, 22016)
+    wanted = F.rms_norm(x.float(), (inputs,)) @ dense.float().T
+    if gated:
+        gate, up = wanted.chunk(2, -1)
+        wanted = F.silu(gate) * up
+    tiling = gpu.tiling(gpu.chip(x.device), outputs, inputs, rows, gated)
+    found = gpu.product(x, weight, tiling, norm=gpu.Norm(gain, 0.0), activation=gpu.GATED if gated else None)
+    torch.testing.assert_close(found.float(), wanted, atol=0.02, rtol=0.02)
 
 
 def test_the_known_walk(tmp_path):

@@ -6,6 +6,7 @@ G key/value heads, D head width, S slots. Every kernel may start before the one 
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,13 +20,32 @@ try:
 except ImportError:
     raise OptionError("decoding on a GPU needs triton; install it (pip install triton), or use --device cpu") from None
 
-SPLIT_SLOTS = 64  # attention is split over the cache into parts of at least so many slots
-SHARED_MEMORY = 200_000  # bytes that a product may use for tiles in flight
-PROCESSORS = 132  # of a large GPU
+SPLIT_SLOTS = 64  # attention is split over the cache into parts of at least so many slots, read at once
 JOINED = 8192  # numbers that are joined at once
 GATED = "gated"  # silu(first half) * second half
 ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
 LINE_BYTES = 128  # of the L2 cache
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What the kernels need to know of a GPU; by default an H200."""
+
+    processors: int = 132
+    shared_memory: int = 232_448
+    """Bytes that the tiles in flight of a product may take."""
+    early: bool = True
+    """Whether a kernel may start before the one before it has ended."""
+
+
+@cache
+def chip(device: torch.device) -> Chip:
+    """That GPU; a CPU, which interprets, is taken for one that starts nothing early."""
+    if device.type != "cuda":
+        return Chip(early=False)
+    found = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    early = torch.cuda.get_device_capability(device) >= (9, 0)
+    return Chip(found["multiprocessor_count"], found["max_shared_mem"], early)
 
 
 @dataclass(frozen=True)
@@ -38,10 +58,10 @@ class Tiling:
     stages: int
     dot: bool
     """Whether tensor cores multiply."""
-    early: bool = False
-    """Whether it starts before the kernel before it has ended,"""
     lines: int = 0
-    """and then asks for so many cache lines of each weight row."""
+    """Of each weight row, so many cache lines are asked for before the input is there."""
+    last: bool = False
+    """Whether the next kernel may start only once this one has read its weight."""
 
 
 def stamp(spent: Tensor, sign: int) -> None:
@@ -139,7 +159,6 @@ def _launch(
     pdl: bool,
 ) -> None:
     rows, inputs = x.shape
-    early = pdl and tiling.early
     values, places = best or (x, x)
     gain, eps = (norm.gain, norm.eps) if norm else (None, 0.0)
     gpu_jit.product[(triton.cdiv(outputs, tiling.outputs),)](
@@ -158,12 +177,13 @@ def _launch(
         ACTIVATION=ACTIVATIONS.get(activation or "", 0),
         ADD=residual is not None,
         ARGMAX=best is not None,
-        PREFETCH=min(tiling.lines, _lines(weight.matrix)) if early else 0,
+        PREFETCH=min(tiling.lines, _lines(weight.matrix)),
         LINE=LINE_BYTES // weight.matrix.element_size(),
-        PDL=early,
+        PDL=pdl,
+        LAST=tiling.last,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
-        **_early(early),
+        **_early(pdl),
     )  # fmt: skip
 
 
@@ -177,21 +197,16 @@ def _early(pdl: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if pdl else {}
 
 
-def starts_early(device: torch.device) -> bool:
-    """Whether a kernel there may start before the one before it has ended."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def splits(texts: int, groups: int, slots: int) -> int:
+def splits(chip: Chip, texts: int, groups: int, slots: int) -> int:
     """Parts of a cache to attend to at once: enough to fill a GPU, each long enough to be worth it."""
-    return max(1, min(2 * PROCESSORS // (texts * groups), -(-slots // SPLIT_SLOTS)))
+    return max(1, min(2 * chip.processors // (texts * groups), -(-slots // SPLIT_SLOTS)))
 
 
-def tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
-    """A good cut of a product of that size, on an H200 (docs/decisions/006-gpu-kernels.md)."""
+def tiling(chip: Chip, weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
+    """A good cut of a product of that size, from measurements on an H200 (docs/decisions/006-gpu-kernels.md)."""
     found = _tiling(weight_rows, inputs, rows, gated)
     width = max(16, triton.next_power_of_2(rows)) + found.outputs * (2 if gated else 1)
-    while found.dot and found.stages * width * found.inputs * 2 > SHARED_MEMORY:
+    while found.dot and found.stages * width * found.inputs * 2 > chip.shared_memory:
         if found.stages > 2:
             found = replace(found, stages=found.stages - 1)
         else:
@@ -204,20 +219,20 @@ def _tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
     narrow = outputs < 2 * inputs and not gated  # back into the residual stream: few outputs, many inputs
     if rows == 1:
         if narrow and (inputs <= 4096 or outputs <= 2048):
-            return Tiling(outputs=4, inputs=2048, warps=4, stages=1, dot=False, early=True, lines=16)
+            return Tiling(outputs=4, inputs=2048, warps=4, stages=1, dot=False, lines=16)
         if narrow or gated:
-            return Tiling(outputs=4, inputs=1024, warps=2, stages=1, dot=False, early=True, lines=16)
+            return Tiling(outputs=4, inputs=1024, warps=2, stages=1, dot=False, lines=16)
         if inputs <= 2048:
-            return Tiling(outputs=4, inputs=512, warps=2, stages=3, dot=False, early=True, lines=16)
-        return Tiling(outputs=8, inputs=1024, warps=4, stages=1, dot=False, early=True, lines=16)
+            return Tiling(outputs=4, inputs=512, warps=2, stages=3, dot=False, lines=16)
+        return Tiling(outputs=8, inputs=1024, warps=4, stages=1, dot=False, lines=16)
     if narrow:
         if rows == 2:
-            return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, early=True, lines=16)
-        return Tiling(outputs=16, inputs=512, warps=2, stages=3, dot=True)
+            return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+        return Tiling(outputs=16, inputs=512, warps=2, stages=3, dot=True, last=True)
     if inputs <= 2048 and outputs < 16384:
-        return Tiling(outputs=64, inputs=256, warps=4, stages=3, dot=True)
+        return Tiling(outputs=64, inputs=256, warps=4, stages=3, dot=True, last=gated)
     if gated or outputs >= 16384:
-        return Tiling(outputs=128, inputs=128, warps=8, stages=3, dot=True)
+        return Tiling(outputs=128, inputs=128, warps=8, stages=3, dot=True, last=True)
     return Tiling(outputs=64, inputs=64, warps=4, stages=8, dot=True)
 
 
@@ -264,7 +279,7 @@ def attend(
         D=heads.width,
         BLOCK_D=width,
         QUERIES=max(16, queries),
-        BLOCK_S=64,
+        BLOCK_S=SPLIT_SLOTS,
         BLOCK_T=max(16, triton.next_power_of_2(tokens)),
         SPLITS=splits,
         PARTS=triton.next_power_of_2(splits),

@@ -39,7 +39,7 @@ def product(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, EVEN: tl.constexpr,
     SCALED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, ADD: tl.constexpr, ARGMAX: tl.constexpr, PREFETCH: tl.constexpr, LINE: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """The norm of x [R, K] times Wᵀ, + bias; silu(first half) * second half or an activation; + residual -> y [R, N].
 
@@ -52,7 +52,8 @@ def product(
     row_of = tl.minimum(n, outputs - 1).to(tl.int64) * inputs
     k = tl.arange(0, BLOCK_K)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+        if not LAST:
+            tl.extra.cuda.gdc_launch_dependents()
         if PREFETCH > 0:
             ahead = tl.arange(0, PREFETCH) * LINE
             _prefetch(weight + row_of[:, None] + ahead[None, :])
@@ -112,6 +113,8 @@ def product(
                 wide_sums += w.to(tl.float32)[None] * v[:, None]
         sums, gates, squares = tl.sum(wide_sums, 2), tl.sum(wide_gates, 2), tl.sum(wide_squares, 1)
         means = tl.sum(wide_means, 1)
+    if PDL and LAST:
+        tl.extra.cuda.gdc_launch_dependents()
     if SCALED:
         first = tl.load(scales + n, mask=known, other=0.0)[None, :]
         if GATED:
@@ -194,20 +197,17 @@ def settle(
 
 
 @triton.jit
-def _turned(at, gain, cos, sin, d, ok, eps, D: tl.constexpr, QK_NORM: tl.constexpr, ROPE: tl.constexpr):
-    """Heads at pointers [n] -> normed and rotated [n, D] in float32; tables at pointers of their own."""
-    head = tl.load(at[:, None] + d[None, :], mask=ok, other=0.0).to(tl.float32)
-    across = (d + D // 2) % D
+def _turned(head, other, turn, cross, gain, d, eps, D: tl.constexpr, QK_NORM: tl.constexpr, ROPE: tl.constexpr):
+    """Heads [n, D], normed and rotated, in float32; `other` is the half that each number turns with."""
+    head = head.to(tl.float32)
     if QK_NORM:
         scale = tl.rsqrt(tl.sum(head * head, 1) / D + eps)[:, None]
         head *= scale * tl.load(gain + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     if ROPE:
-        other = tl.load(at[:, None] + across[None, :], mask=ok, other=0.0).to(tl.float32)
+        across = other.to(tl.float32)
         if QK_NORM:
-            other *= scale * tl.load(gain + across).to(tl.float32)[None, :]
-        turn = tl.load(cos[:, None] + d[None, :], mask=ok, other=0.0).to(tl.float32)
-        cross = tl.load(sin[:, None] + d[None, :], mask=ok, other=0.0).to(tl.float32)
-        head = head * turn + other * cross
+            across *= scale * tl.load(gain + (d + D // 2) % D).to(tl.float32)[None, :]
+        head = head * turn.to(tl.float32) + across * cross.to(tl.float32)
     return head
 
 
@@ -231,44 +231,74 @@ def attend(
 ):  # fmt: skip
     """Rotate, write the new keys and values to the cache, and attend to it; one key/value head and part of it each.
 
-    A text's tokens stand at consecutive positions. The part that comes last of a head's joins what they found. What
-    lies in the cache was written by earlier passes: its first tile is read before the queries are there.
+    A text's tokens stand at consecutive positions. Its length decides how many parts there are; the one that comes last
+    of a head's joins what they found. What lies in the cache was written by earlier passes: its first tile is read
+    before the queries are there.
     """
     text, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     shared: tl.constexpr = HEADS // GROUPS
     width: tl.constexpr = (HEADS + 2 * GROUPS) * D
-    d = tl.arange(0, BLOCK_D)
-    within = (d < D)[None, :]
-    i = tl.arange(0, QUERIES)
-    t = i % tokens
-    asked = i < shared * tokens
-    place = (text * GROUPS + group).to(tl.int64) * slots
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first = tl.load(positions + text * tokens)
-    own = first + t
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_S * BLOCK_S
-    share = tl.cdiv(tl.cdiv(first - begin, SPLITS), BLOCK_S) * BLOCK_S
+    share = tl.maximum(tl.cdiv(tl.cdiv(first - begin, SPLITS), BLOCK_S), 1) * BLOCK_S
+    parts = tl.maximum(tl.cdiv(first - begin, share), 1)
+    if split >= parts:
+        return
     begin += split * share
     end = tl.minimum(begin + share, first)
+
+    d = tl.arange(0, BLOCK_D)
+    within = (d < D)[None, :]
+    across = ((d + D // 2) % D)[None, :]
+    place = (text * GROUPS + group).to(tl.int64) * slots
     slot = begin + tl.arange(0, BLOCK_S)
     at = (place + slot)[:, None] * D + d[None, :]
     k = tl.load(keys + at, mask=(slot < end)[:, None] & within, other=0.0)
     v = tl.load(values + at, mask=(slot < end)[:, None] & within, other=0.0)
+    i = tl.arange(0, QUERIES)
+    t = i % tokens
+    own = first + t
+    asked = (i < shared * tokens)[:, None] & within
+    n = tl.arange(0, BLOCK_T)
+    new = (n < tokens)[:, None] & within & (split == 0)
+    q_turn, q_cross, k_turn, k_cross = 0.0, 0.0, 0.0, 0.0
+    if ROPE:
+        q_row, k_row = own[:, None] * D + d[None, :], (first + n)[:, None] * D + d[None, :]
+        q_turn, q_cross = tl.load(cos + q_row, mask=asked, other=0.0), tl.load(sin + q_row, mask=asked, other=0.0)
+        k_turn, k_cross = tl.load(cos + k_row, mask=new, other=0.0), tl.load(sin + k_row, mask=new, other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    q = _turned(
-        qkv + (text * tokens + t) * width + (group * shared + i // tokens) * D, q_gain, cos + own * D, sin + own * D,
-        d, asked[:, None] & within, eps, D, QK_NORM, ROPE,
-    )  # fmt: skip
+
+    q_at = qkv + ((text * tokens + t) * width + (group * shared + i // tokens) * D)[:, None]
+    k_at = qkv + ((text * tokens + n) * width + (HEADS + group) * D)[:, None]
+    q = tl.load(q_at + d[None, :], mask=asked, other=0.0)
+    new_k = tl.load(k_at + d[None, :], mask=new, other=0.0)
+    new_v = tl.load(k_at + GROUPS * D + d[None, :], mask=new, other=0.0)
+    q_other, k_other = q, new_k
+    if ROPE:
+        q_other = tl.load(q_at + across, mask=asked, other=0.0)
+        k_other = tl.load(k_at + across, mask=new, other=0.0)
+    q = _turned(q, q_other, q_turn, q_cross, q_gain, d, eps, D, QK_NORM, ROPE)
     q = (q * (scale * 1.4426950408889634)).to(qkv.dtype.element_ty)  # exponentials to the base 2
+    new_k = _turned(new_k, k_other, k_turn, k_cross, k_gain, d, eps, D, QK_NORM, ROPE).to(qkv.dtype.element_ty)
+    new_at = (place + first + n)[:, None] * D + d[None, :]
+    tl.store(keys + new_at, new_k, mask=new)
+    tl.store(values + new_at, new_v, mask=new)
+
     top = tl.full((QUERIES,), -1e30, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     sums = tl.zeros((QUERIES, BLOCK_D), tl.float32)
+    if split == 0:
+        seen = (n < tokens)[None, :] & (n[None, :] <= t[:, None])
+        if WINDOW > 0:
+            seen = seen & (n[None, :] > t[:, None] - WINDOW)
+        top, total, sums = _attended(q, new_k, new_v, seen, top, total, sums)
     for _ in range(begin, end, BLOCK_S):
-        seen = (slot < end)[None, :] & asked[:, None]
+        seen = (slot < end)[None, :] & (i < shared * tokens)[:, None]
         if WINDOW > 0:
             seen = seen & (slot[None, :] > own[:, None] - WINDOW)
         top, total, sums = _attended(q, k, v, seen, top, total, sums)
@@ -277,43 +307,27 @@ def attend(
         k = tl.load(keys + at, mask=(slot < end)[:, None] & within, other=0.0)
         v = tl.load(values + at, mask=(slot < end)[:, None] & within, other=0.0)
 
-    if split == 0:  # the new tokens, from where they were computed
-        n = tl.arange(0, BLOCK_T)
-        ok = (n < tokens)[:, None] & within
-        source = qkv + (text * tokens + n) * width
-        turn = (first + n) * D
-        new_k = _turned(source + (HEADS + group) * D, k_gain, cos + turn, sin + turn, d, ok, eps, D, QK_NORM, ROPE)
-        new_k = new_k.to(qkv.dtype.element_ty)
-        new_v = tl.load(source[:, None] + (HEADS + GROUPS + group) * D + d[None, :], mask=ok, other=0.0)
-        new_at = (place + first + n)[:, None] * D + d[None, :]
-        tl.store(keys + new_at, new_k, mask=ok)
-        tl.store(values + new_at, new_v, mask=ok)
-        seen = (n < tokens)[None, :] & (n[None, :] <= t[:, None])
-        if WINDOW > 0:
-            seen = seen & (n[None, :] > t[:, None] - WINDOW)
-        top, total, sums = _attended(q, new_k, new_v, seen, top, total, sums)
-
-    if SPLITS == 1:
+    if parts == 1:
         out = mixed + ((text * tokens + t) * HEADS + group * shared + i // tokens)[:, None] * D + d[None, :]
-        tl.store(out, (sums / total[:, None]).to(mixed.dtype.element_ty), mask=asked[:, None] & within)
+        tl.store(out, (sums / total[:, None]).to(mixed.dtype.element_ty), mask=asked)
     else:
         mine = text * GROUPS + group
         found_at = (mine * SPLITS + split) * QUERIES + i
-        tl.store(partial + found_at[:, None] * BLOCK_D + d[None, :], sums, mask=asked[:, None])
-        tl.store(sizes + 2 * found_at, top, mask=asked)
-        tl.store(sizes + 2 * found_at + 1, total, mask=asked)
+        tl.store(partial + found_at[:, None] * BLOCK_D + d[None, :], sums, mask=asked)
+        tl.store(sizes + 2 * found_at, top, mask=i < shared * tokens)
+        tl.store(sizes + 2 * found_at + 1, total, mask=i < shared * tokens)
         tl.debug_barrier()
-        if tl.atomic_add(counters + mine, 1, sem="acq_rel") == SPLITS - 1:
+        if tl.atomic_add(counters + mine, 1, sem="acq_rel") == parts - 1:
             part = tl.arange(0, PARTS)[:, None]
             for start in range(0, shared * tokens, JOIN):
                 query = start + tl.arange(0, JOIN)
-                there = (part < SPLITS) & (query < shared * tokens)[None, :]
+                there = (part < parts) & (query < shared * tokens)[None, :]
                 theirs = (mine * SPLITS + part) * QUERIES + query[None, :]
                 tops = tl.load(sizes + 2 * theirs, mask=there, other=-1e30, cache_modifier=".cg")
                 totals = tl.load(sizes + 2 * theirs + 1, mask=there, other=1.0, cache_modifier=".cg")
                 their_sums = tl.load(
-                    partial + theirs[:, :, None] * BLOCK_D + d[None, None, :], mask=there[:, :, None], other=0.0,
-                    cache_modifier=".cg",
+                    partial + theirs[:, :, None] * BLOCK_D + d[None, None, :],
+                    mask=there[:, :, None] & within[None, :, :], other=0.0, cache_modifier=".cg",
                 )  # fmt: skip
                 grow = tl.exp2(tops - tl.max(tops, 0)[None, :])
                 joined = tl.sum(their_sums * grow[:, :, None], 0) / tl.sum(totals * grow, 0)[:, None]

@@ -49,7 +49,7 @@ class FusedLayers:
     ) -> None:
         from shallowdraft.kernels import gpu
 
-        self._gpu, self._tiling = gpu, tilings or gpu.tiling
+        self._gpu, self._chip, self._tiling = gpu, gpu.chip(head.weight.device), tilings or gpu.tiling
         self._shared = shape.heads // shape.kv_heads
         self._activation = gpu.GATED if shape.gated else shape.activation
         self._layers = [
@@ -75,10 +75,9 @@ class FusedLayers:
     def __call__(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """Embedded tokens [B, T, C] at positions [B, T] -> the residual stream [B, T, C] before the final norm."""
         gpu, size = self._gpu, x.shape
-        pdl = gpu.starts_early(x.device)
         x, positions = x.reshape(-1, size[-1]), positions.contiguous()
         for layer, (keys, values) in zip(self._layers, cache.layers, strict=True):
-            qkv = self._product(x, layer.qkv, norm=layer.attn_norm, pdl=pdl)
+            qkv = self._product(x, layer.qkv, norm=layer.attn_norm)
             mixed = gpu.attend(
                 qkv,
                 positions,
@@ -88,21 +87,20 @@ class FusedLayers:
                 layer.heads,
                 gains=layer.gains,
                 counters=self._free_counters(x.device, len(positions) * layer.heads.groups),
-                splits=gpu.splits(len(positions), layer.heads.groups, cache.slots),
-                pdl=pdl,
+                splits=gpu.splits(self._chip, len(positions), layer.heads.groups, cache.slots),
+                pdl=self._chip.early,
             )
-            x = self._product(mixed, layer.out, residual=x, pdl=pdl)
-            inner = self._product(x, layer.up, norm=layer.ffn_norm, activation=self._activation, pdl=pdl)
-            x = self._product(inner, layer.down, residual=x, pdl=pdl)
+            x = self._product(mixed, layer.out, residual=x)
+            inner = self._product(x, layer.up, norm=layer.ffn_norm, activation=self._activation)
+            x = self._product(inner, layer.down, residual=x)
         return x.view(size)
 
     def largest(self, x: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
         """Residual stream [B, T, C] -> the largest of the first `vocab` logits and its token, [B, T] each."""
         size = x.shape[:-1]
         x = x.reshape(-1, x.shape[-1])
-        tiling = self._tiling(self._head.matrix.shape[0], x.shape[1], len(x), False)
-        pdl = self._gpu.starts_early(x.device)
-        best, token = self._gpu.largest(x, self._head, tiling, vocab, norm=self._norm, pdl=pdl)
+        tiling = self._tiling(self._chip, self._head.matrix.shape[0], x.shape[1], len(x), False)
+        best, token = self._gpu.largest(x, self._head, tiling, vocab, norm=self._norm, pdl=self._chip.early)
         return best.view(size), token.view(size)
 
     def _product(
@@ -113,11 +111,12 @@ class FusedLayers:
         norm: "Norm | None" = None,
         activation: str | None = None,
         residual: Tensor | None = None,
-        pdl: bool,
     ) -> Tensor:
         outputs, inputs = weight.matrix.shape
-        tiling = self._tiling(outputs, inputs, len(x), activation == self._gpu.GATED)
-        return self._gpu.product(x, weight, tiling, norm=norm, activation=activation, residual=residual, pdl=pdl)
+        tiling = self._tiling(self._chip, outputs, inputs, len(x), activation == self._gpu.GATED)
+        return self._gpu.product(
+            x, weight, tiling, norm=norm, activation=activation, residual=residual, pdl=self._chip.early
+        )
 
     def _free_counters(self, device: torch.device, count: int) -> Tensor:
         """Zeros that attention leaves as zeros; never replaced, because captured iterations know them by address."""
