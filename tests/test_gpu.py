@@ -87,11 +87,13 @@ def test_the_known_walk(tmp_path):
     target, draft = (sd.load(folder) for folder in pair.save(tmp_path))
     assert (target.device.type, target.decoder.dtype) == ("cuda", torch.bfloat16)
     for temperature in (0.0, 0.05):
-        out = sd.generate(target, [9], draft=draft, lookahead=5, max_new_tokens=300, temperature=temperature)
-        assert out.token_ids == pair.walk(9, 300)
-        assert out.stats.tar > 3
-        assert out.stats.draft_s > 0
-        assert out.stats.verify_s > 0
+        prompts = [[token] for token in (9, 300, 1999)]
+        outs = sd.generate(target, prompts, draft=draft, lookahead=5, max_new_tokens=300, temperature=temperature)
+        for prompt, out in zip(prompts, outs, strict=True):
+            assert out.token_ids == pair.walk(*prompt, 300)
+            assert out.stats.tar > 3
+            assert out.stats.draft_s > 0
+            assert out.stats.verify_s > 0
 
 
 def test_what_was_captured_serves_other_prompts():

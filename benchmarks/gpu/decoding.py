@@ -7,9 +7,11 @@ step, at the bandwidth that was measured in the same run. The output is compared
 """
 
 import argparse
+import os
 import statistics
 from dataclasses import dataclass
 
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 65B fit without holes only
 import torch
 from floor import bandwidth, provenance, spread
 

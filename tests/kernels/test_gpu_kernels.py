@@ -147,6 +147,8 @@ def test_a_whole_pass(kind: str, folder):
             largest, token = decoder.choose(tokens[:, begin:end], positions, caches[1], 32, shape.vocab)
             close(largest, best)
             assert token.tolist() == choice.tolist()
+            _, token = decoder.choose(tokens[:, begin:end], positions, caches[1], 32, shape.vocab, last=True)
+            assert token.tolist() == choice[:, -1:].tolist()
     close(caches[0].kv, caches[1].kv)
 
 

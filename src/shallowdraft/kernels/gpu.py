@@ -135,6 +135,7 @@ def settle(
     its logits [B, d]; appended to tokens [B, S] at their length [B] -> accepted, or `unsound`, and choices [B, d + 2].
     """
     rows, d = proposed.shape
+    assert all(one.is_contiguous() for one in (best, choice, proposed, drafted))
     packed = torch.empty(rows, d + 2, device=choice.device, dtype=torch.int64)
     gpu_jit.settle[(rows,)](
         best, choice, proposed, drafted, tokens, length, limit, packed, d, tokens.shape[1], unsound,
@@ -159,6 +160,7 @@ def _launch(
     pdl: bool,
 ) -> None:
     rows, inputs = x.shape
+    assert x.is_contiguous()
     values, places = best or (x, x)
     gain, eps = (norm.gain, norm.eps) if norm else (None, 0.0)
     gpu_jit.product[(triton.cdiv(outputs, tiling.outputs),)](
@@ -217,17 +219,22 @@ def tiling(chip: Chip, weight_rows: int, inputs: int, rows: int, gated: bool) ->
 def _tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
     outputs = weight_rows // (2 if gated else 1)
     narrow = outputs < 2 * inputs and not gated  # back into the residual stream: few outputs, many inputs
-    if rows == 1:
-        if narrow and (inputs <= 4096 or outputs <= 2048):
+    step = 1024 if inputs % 1024 == 0 else 512
+    if rows <= 2 and narrow:
+        if rows == 1 and inputs <= 4096 and step == 1024:
             return Tiling(outputs=4, inputs=2048, warps=4, stages=1, dot=False, lines=16)
-        if narrow or gated:
+        return Tiling(outputs=2 // rows, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+    if rows == 1:
+        if gated and step == 1024:
             return Tiling(outputs=4, inputs=1024, warps=2, stages=1, dot=False, lines=16)
-        if inputs <= 2048:
+        if inputs <= 2048 or step == 512:
             return Tiling(outputs=4, inputs=512, warps=2, stages=3, dot=False, lines=16)
         return Tiling(outputs=8, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+    if rows > 16:
+        if narrow:
+            return Tiling(outputs=64, inputs=64, warps=4, stages=8, dot=True, last=True)
+        return Tiling(outputs=128, inputs=64 if gated else 128, warps=8, stages=4, dot=True, last=gated)
     if narrow:
-        if rows == 2:
-            return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, lines=16)
         return Tiling(outputs=16, inputs=512, warps=2, stages=3, dot=True, last=True)
     if inputs <= 2048 and outputs < 16384:
         return Tiling(outputs=64, inputs=256, warps=4, stages=3, dot=True, last=gated)

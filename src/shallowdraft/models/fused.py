@@ -98,7 +98,7 @@ class FusedLayers:
     def largest(self, x: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
         """Residual stream [B, T, C] -> the largest of the first `vocab` logits and its token, [B, T] each."""
         size = x.shape[:-1]
-        x = x.reshape(-1, x.shape[-1])
+        x = x.reshape(-1, x.shape[-1]).contiguous()  # every second row is a view too
         tiling = self._tiling(self._chip, self._head.matrix.shape[0], x.shape[1], len(x), False)
         best, token = self._gpu.largest(x, self._head, tiling, vocab, norm=self._norm, pdl=self._chip.early)
         return best.view(size), token.view(size)
