@@ -7,6 +7,7 @@ step, at the bandwidth that was measured in the same run. The output is compared
 """
 
 import argparse
+import gc
 import os
 import statistics
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ def main() -> None:
             length = statistics.median(one.iteration_s for one in rounds)
             print(f"  at TAR {case.paper_tar}, the paper's with Wide-796M: {case.paper_tar / length:.1f} tokens/s")
         del pair
+        gc.collect()  # a model and the engines kept for it know each other
         torch.cuda.empty_cache()
 
 

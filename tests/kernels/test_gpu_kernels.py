@@ -13,7 +13,7 @@ from shallowdraft.decoding.engine import UNSOUND, _packed
 from shallowdraft.decoding.state import new_state
 from shallowdraft.decoding.verification import Proposal, verify_choice
 from shallowdraft.kernels import gpu
-from shallowdraft.models.fused import FusedLayers
+from shallowdraft.models import fused
 
 VECTOR = gpu.Tiling(outputs=8, inputs=32, warps=4, stages=1, dot=False)
 DOT = gpu.Tiling(outputs=16, inputs=32, warps=4, stages=2, dot=True)
@@ -122,13 +122,18 @@ def test_attention(heads: gpu.Heads, special: str, splits: int):
 @pytest.mark.parametrize(
     "kind", ["llama", "llama-gqa-tied-head_dim", "llama-biases-linear-rope", "mistral-window", "qwen2", "qwen3", "opt"]
 )
-def test_a_whole_pass(kind: str, folder):
-    """Prompts by PyTorch, then a few tokens by the kernels: hidden states, caches and choices as without them."""
+@pytest.mark.parametrize("many", [1, 32])
+def test_a_whole_pass(kind: str, many: int, folder, monkeypatch: pytest.MonkeyPatch):
+    """Prompts by PyTorch, then a few tokens by the kernels: hidden states, caches and choices as without them.
+
+    Both with our products and, from few rows on, with PyTorch's.
+    """
+    monkeypatch.setattr(fused, "MAX_ROWS", many)
     decoder = sd.load(folder(kind), "float32", "cpu", trainable=True).decoder
     shape = decoder.shape
     tokens = torch.randint(shape.vocab, (2, 14), generator=torch.Generator().manual_seed(0))
     small = {rows: VECTOR if rows == 1 else DOT for rows in range(1, 65)}
-    layers = FusedLayers(
+    layers = fused.FusedLayers(
         shape, decoder.blocks, decoder.norm, decoder.head, lambda _chip, _outputs, _inputs, rows, _gated: small[rows]
     )
     with torch.inference_mode():

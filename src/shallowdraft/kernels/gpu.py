@@ -219,27 +219,29 @@ def tiling(chip: Chip, weight_rows: int, inputs: int, rows: int, gated: bool) ->
 def _tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
     outputs = weight_rows // (2 if gated else 1)
     narrow = outputs < 2 * inputs and not gated  # back into the residual stream: few outputs, many inputs
-    step = 1024 if inputs % 1024 == 0 else 512
-    if rows <= 2 and narrow:
-        if rows == 1 and inputs <= 4096 and step == 1024:
-            return Tiling(outputs=4, inputs=2048, warps=4, stages=1, dot=False, lines=16)
-        return Tiling(outputs=2 // rows, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+    even = inputs % 1024 == 0
     if rows == 1:
-        if gated and step == 1024:
-            return Tiling(outputs=4, inputs=1024, warps=2, stages=1, dot=False, lines=16)
-        if inputs <= 2048 or step == 512:
+        if narrow and outputs > 2048 and (inputs % 2048 or outputs % 2048):
+            return Tiling(outputs=4 if outputs >= 4096 else 2, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+        if narrow:
+            return Tiling(outputs=4, inputs=2048, warps=4, stages=1, dot=False, lines=16)
+        if gated and even:
+            return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+        if inputs <= 2048 or not even:
             return Tiling(outputs=4, inputs=512, warps=2, stages=3, dot=False, lines=16)
         return Tiling(outputs=8, inputs=1024, warps=4, stages=1, dot=False, lines=16)
-    if rows > 16:
-        if narrow:
-            return Tiling(outputs=64, inputs=64, warps=4, stages=8, dot=True, last=True)
-        return Tiling(outputs=128, inputs=64 if gated else 128, warps=8, stages=4, dot=True, last=gated)
+    if rows == 2 and narrow:
+        return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+    if narrow and rows > 16:
+        return Tiling(outputs=64, inputs=128, warps=4, stages=8, dot=True, last=True)
     if narrow:
         return Tiling(outputs=16, inputs=512, warps=2, stages=3, dot=True, last=True)
-    if inputs <= 2048 and outputs < 16384:
+    if inputs <= 2048 and outputs < 16384 and rows <= 16:
         return Tiling(outputs=64, inputs=256, warps=4, stages=3, dot=True, last=gated)
     if gated or outputs >= 16384:
         return Tiling(outputs=128, inputs=128, warps=8, stages=3, dot=True, last=True)
+    if rows > 16:
+        return Tiling(outputs=128, inputs=128, warps=8, stages=4, dot=True)
     return Tiling(outputs=64, inputs=64, warps=4, stages=8, dot=True)
 
 

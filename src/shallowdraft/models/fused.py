@@ -1,4 +1,7 @@
-"""A decoder's layers as Triton kernels, five each; what they compute is `Decoder.layers`, their reference."""
+"""A decoder's layers as Triton kernels, five each; what they compute is `Decoder.layers`, their reference.
+
+Where rows are many, reading the weights is no longer all: there cuBLAS multiplies, and attention alone is ours.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -14,7 +17,8 @@ from shallowdraft.shapes import ModelShape
 if TYPE_CHECKING:
     from shallowdraft.kernels.gpu import Heads, Norm, Weight
 
-MAX_ROWS = 128  # tokens of a pass, over all texts; far above, a product is no longer bound by reading its weight
+MAX_ROWS = 32  # tokens of a pass, over all texts, up to which our products are faster than cuBLAS
+MAX_ROUNDED_ROWS = 128  # with weights in 8 bits, which cuBLAS does not take
 MAX_QUERIES = 64  # of a text, that share a key/value head
 
 log = logging.getLogger(__name__)
@@ -52,8 +56,10 @@ class FusedLayers:
         self._gpu, self._chip, self._tiling = gpu, gpu.chip(head.weight.device), tilings or gpu.tiling
         self._shared = shape.heads // shape.kv_heads
         self._activation = gpu.GATED if shape.gated else shape.activation
+        self._rounded = head.scale is not None
         self._layers = [
             _Layer(
+                block,
                 gpu.Heads(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps),
                 None if block.q_norm is None else (block.q_norm.weight, block.k_norm.weight),
                 gpu.Norm(block.attn_norm.weight, shape.norm_eps),
@@ -66,19 +72,21 @@ class FusedLayers:
             for block, window in zip(cast("list[Any]", blocks), shape.windows(), strict=True)
         ]
         self._norm, self._head = gpu.Norm(norm.weight, shape.norm_eps), _weight(head, norm)
+        self._final: tuple[Any, Any] = norm, head
         self._counters: dict[int, Tensor] = {}
 
     def takes(self, texts: int, tokens: int) -> bool:
         """Whether a pass over so many tokens of each text is for these kernels."""
-        return texts * tokens <= MAX_ROWS and tokens * self._shared <= MAX_QUERIES
+        return tokens * self._shared <= MAX_QUERIES and (not self._rounded or texts * tokens <= MAX_ROUNDED_ROWS)
 
     def __call__(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """Embedded tokens [B, T, C] at positions [B, T] -> the residual stream [B, T, C] before the final norm."""
-        gpu, size = self._gpu, x.shape
+        size = x.shape
         x, positions = x.reshape(-1, size[-1]), positions.contiguous()
         for layer, (keys, values) in zip(self._layers, cache.layers, strict=True):
-            qkv = self._product(x, layer.qkv, norm=layer.attn_norm)
-            mixed = gpu.attend(
+            block, many = layer.block, self._many(x)
+            qkv = block.qkv(block.attn_norm(x)) if many else self._product(x, layer.qkv, norm=layer.attn_norm)
+            mixed = self._gpu.attend(
                 qkv,
                 positions,
                 keys,
@@ -87,21 +95,33 @@ class FusedLayers:
                 layer.heads,
                 gains=layer.gains,
                 counters=self._free_counters(x.device, len(positions) * layer.heads.groups),
-                splits=gpu.splits(self._chip, len(positions), layer.heads.groups, cache.slots),
+                splits=self._gpu.splits(self._chip, len(positions), layer.heads.groups, cache.slots),
                 pdl=self._chip.early,
             )
-            x = self._product(mixed, layer.out, residual=x)
-            inner = self._product(x, layer.up, norm=layer.ffn_norm, activation=self._activation)
-            x = self._product(inner, layer.down, residual=x)
+            if many:
+                x = x + block.out(mixed)
+                x = x + block.feed(block.ffn_norm(x))
+            else:
+                x = self._product(mixed, layer.out, residual=x)
+                inner = self._product(x, layer.up, norm=layer.ffn_norm, activation=self._activation)
+                x = self._product(inner, layer.down, residual=x)
         return x.view(size)
 
     def largest(self, x: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
         """Residual stream [B, T, C] -> the largest of the first `vocab` logits and its token, [B, T] each."""
         size = x.shape[:-1]
         x = x.reshape(-1, x.shape[-1]).contiguous()  # every second row is a view too
-        tiling = self._tiling(self._chip, self._head.matrix.shape[0], x.shape[1], len(x), False)
-        best, token = self._gpu.largest(x, self._head, tiling, vocab, norm=self._norm, pdl=self._chip.early)
+        if self._many(x):
+            norm, head = self._final
+            best, token = head(norm(x))[:, :vocab].max(-1)
+        else:
+            tiling = self._tiling(self._chip, self._head.matrix.shape[0], x.shape[1], len(x), False)
+            best, token = self._gpu.largest(x, self._head, tiling, vocab, norm=self._norm, pdl=self._chip.early)
         return best.view(size), token.view(size)
+
+    def _many(self, x: Tensor) -> bool:
+        """Whether rows x are so many that PyTorch's products are faster than ours."""
+        return len(x) > MAX_ROWS and not self._rounded
 
     def _product(
         self,
@@ -129,6 +149,7 @@ class FusedLayers:
 class _Layer:
     """A block as the kernels take it."""
 
+    block: Any
     heads: "Heads"
     gains: tuple[Tensor, Tensor] | None
     attn_norm: "Norm"
