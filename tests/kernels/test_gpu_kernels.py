@@ -10,9 +10,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 import shallowdraft as sd
 from shallowdraft.decoding.engine import UNSOUND, _packed
+from shallowdraft.decoding.sampling import Sampling, draw, probabilities
 from shallowdraft.decoding.state import new_state
-from shallowdraft.decoding.verification import Proposal, verify_choice
-from shallowdraft.kernels import gpu
+from shallowdraft.decoding.verification import Proposal, verify_choice, verify_sampled
+from shallowdraft.kernels import gpu, gpu_choice
 from shallowdraft.models import fused
 
 VECTOR = gpu.Tiling(outputs=8, inputs=32, warps=4, stages=1, dot=False)
@@ -175,7 +176,82 @@ def test_settling_is_verification_and_commit(lookahead: int):
         verdict = verify_choice(best, choice, Proposal(proposed, None, largest))
         states[0].commit(verdict)
         state = states[1]
-        packed = gpu.settle(best, choice, proposed, largest, state.tokens, state.length, state.limit, UNSOUND)
+        packed = gpu_choice.settle(best, choice, proposed, largest, state.tokens, state.length, state.limit, UNSOUND)
         assert packed.tolist() == _packed(verdict).tolist()
         assert state.tokens.tolist() == states[0].tokens.tolist()
         assert state.length.tolist() == states[0].length.tolist()
+
+
+LAWS = [
+    Sampling(1.0),
+    Sampling(0.7, top_k=5),
+    Sampling(1.3, top_k=1),
+    Sampling(1.0, top_p=0.6),
+    Sampling(0.5, top_k=40, top_p=0.9),
+    Sampling(2.0, top_p=0.99),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("sampling", LAWS, ids=str)
+def test_a_law_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    """Rounded logits have many equals; some ids the draft lacks; blocks smaller than the vocabulary."""
+    monkeypatch.setattr(gpu_choice, "BLOCK", 64)
+    logits = (3 * random(7, 150)).to(dtype)
+    logits[0, :40] = 1.0
+    logits[1, 10:] = -float("inf")
+    logits[2] = -logits[2].abs()
+    uniforms = torch.rand(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[:, 1]
+    options = sampling.temperature, sampling.top_k, sampling.top_p
+    p, token, largest = gpu_choice.law(logits, *options, 160, uniforms)
+    wanted = F.pad(probabilities(logits, sampling), (0, 10))
+    torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
+    assert ((p > 0) == (wanted > 0)).all()
+    assert token.tolist() == draw(p, uniforms).tolist()
+    assert largest.tolist() == logits.float().amax(-1).tolist()
+    cut, *_ = gpu_choice.law(logits, *options, 100)
+    torch.testing.assert_close(cut, probabilities(logits[:, :100], sampling), atol=1e-6, rtol=1e-4)
+
+
+def test_a_law_of_no_numbers_is_noticed():
+    logits = random(3, 70)
+    logits[1, 33] = float("nan")
+    _, _, largest = gpu_choice.law(logits, 1.0, 5, 0.9, 70, torch.rand(3, dtype=torch.float64))
+    assert largest.isfinite().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 4])
+def test_judging_is_verification_and_commit(lookahead: int, monkeypatch: pytest.MonkeyPatch):
+    """Laws that agree, nearly, not at all; what the same coins decide is the same."""
+    monkeypatch.setattr(gpu_choice, "BLOCK", 16)
+    draws = torch.Generator().manual_seed(lookahead)
+    for closeness in (0.0, 0.1, 3.0):
+        logits = torch.randn(6, lookahead + 1, 50, generator=draws)
+        p = probabilities(logits, Sampling(1.0, top_k=20))
+        q = probabilities(
+            logits[:, :-1] + closeness * torch.randn(6, lookahead, 50, generator=draws), Sampling(1.0, top_k=30)
+        )
+        uniforms = torch.rand(6, 2 * lookahead + 1, generator=draws, dtype=torch.float64)
+        proposed = (
+            torch.stack([draw(q[:, step], uniforms[:, step]) for step in range(lookahead)], 1)
+            if lookahead
+            else (torch.zeros(6, 0, dtype=torch.int64))
+        )
+        coins, last = uniforms[:, lookahead : 2 * lookahead], uniforms[:, -1]
+        states = [new_state([[1] * 5] * 6, [20, 6, 7, 20, 20, 20], lookahead, torch.device("cpu")) for _ in range(2)]
+        verdict = verify_sampled(p, q, proposed, coins, last)
+        states[0].commit(verdict)
+        state = states[1]
+        packed = gpu_choice.judge(
+            p, logits.amax(-1), q, proposed, torch.zeros(6, lookahead), coins, last,
+            state.tokens, state.length, state.limit, UNSOUND,
+        )  # fmt: skip
+        assert packed.tolist() == _packed(verdict).tolist()
+        assert state.tokens.tolist() == states[0].tokens.tolist()
+        assert state.length.tolist() == states[0].length.tolist()
+    best = logits.amax(-1)
+    best[2, 0] = float("inf")
+    packed = gpu_choice.judge(
+        p, best, q, proposed, torch.zeros(6, lookahead), coins, last, state.tokens, state.length, state.limit, UNSOUND
+    )  # fmt: skip
+    assert (packed[:, 0] == UNSOUND).tolist() == [row == 2 for row in range(6)]

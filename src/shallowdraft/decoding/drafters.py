@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.sampling import Sampling, draw, probabilities
+from shallowdraft.decoding.sampling import Sampling, drawn
 from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.cache import KVCache
@@ -66,14 +66,9 @@ class ModelDrafter:
         drafted, largest, laws = [], [], []
         for step in range(steps):
             hidden = self.decoder(tokens, positions, self.cache, state.span)
-            logits = self._in_target_vocabulary(self.decoder.head(hidden[:, -1]))
-            laws.append(probabilities(logits, self.sampling))
-            drafted.append(draw(laws[-1], uniforms[:, step]))
-            largest.append(logits.amax(-1))
-            tokens, positions = drafted[-1][:, None], positions[:, -1:] + 1
+            law, token, best = drawn(self.decoder.head(hidden[:, -1]), self.sampling, self._vocab, uniforms[:, step])
+            laws.append(law)
+            drafted.append(token)
+            largest.append(best)
+            tokens, positions = token[:, None], positions[:, -1:] + 1
         return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1), torch.stack(largest, 1))
-
-    def _in_target_vocabulary(self, logits: Tensor) -> Tensor:
-        """Cut or pad logits [B, V'] to the target's vocabulary; ids that either lacks are never proposed."""
-        missing = self._vocab - logits.shape[-1]
-        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits

@@ -105,7 +105,10 @@ class Engine:
                 verdict = verify_choice(best, choice, proposal)
             else:
                 logits = self.target.head(self.target(tokens, positions, self.cache, self.state.span))
-                verdict = verify(logits, proposal, self.sampling, uniforms[:, d : 2 * d], uniforms[:, -1])
+                coins, last = uniforms[:, d : 2 * d], uniforms[:, -1]
+                if self._graphs is not None:
+                    return _judged(logits, proposal, self.sampling, coins, last, self.state)
+                verdict = verify(logits, proposal, self.sampling, coins, last)
         self.state.commit(verdict)
         return _packed(verdict)
 
@@ -158,10 +161,26 @@ def _packed(verdict: Verdict) -> Tensor:
 
 def _settled(best: Tensor, choice: Tensor, proposal: Proposal, state: State) -> Tensor:
     """`verify_choice`, `State.commit` and `_packed` as one kernel."""
-    from shallowdraft.kernels import gpu
+    from shallowdraft.kernels import gpu_choice
 
     drafted = best[:, :0] if proposal.largest is None else proposal.largest
-    return gpu.settle(best, choice, proposal.tokens, drafted, state.tokens, state.length, state.limit, UNSOUND)
+    return gpu_choice.settle(best, choice, proposal.tokens, drafted, state.tokens, state.length, state.limit, UNSOUND)
+
+
+def _judged(
+    logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor, state: State
+) -> Tensor:
+    """`verify`, `State.commit` and `_packed` as two kernels."""
+    from shallowdraft.kernels import gpu_choice
+
+    size, vocab = logits.shape[:2], logits.shape[2]
+    p, _, best = gpu_choice.law(logits.flatten(0, 1), sampling.temperature, sampling.top_k, sampling.top_p, vocab)
+    p, best = p.view(*size, vocab), best.view(size)
+    q = p[:, :0] if proposal.q is None else proposal.q
+    drafted = best[:, :0] if proposal.largest is None else proposal.largest
+    return gpu_choice.judge(
+        p, best, q, proposal.tokens, drafted, coins, last, state.tokens, state.length, state.limit, UNSOUND
+    )
 
 
 class _Graphs:

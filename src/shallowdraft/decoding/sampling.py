@@ -52,6 +52,21 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return p if sampling.top_p is None or sampling.top_p >= 1 else _nucleus(p, sampling.top_p)
 
 
+def drawn(logits: Tensor, sampling: Sampling, vocab: int, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [B, V'] -> their law [B, V], a token [B] drawn from it at uniform [B], and the largest logit [B].
+
+    Ids that only one vocabulary has are never drawn.
+    """
+    if logits.is_cuda:
+        from shallowdraft.kernels import gpu_choice
+
+        return gpu_choice.law(logits, sampling.temperature, sampling.top_k, sampling.top_p, vocab, uniform)
+    missing = vocab - logits.shape[-1]
+    logits = torch.nn.functional.pad(logits, (0, missing), value=-math.inf) if missing else logits
+    p = probabilities(logits, sampling)
+    return p, draw(p, uniform), logits.amax(-1)
+
+
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Draw an index [B] in proportion to weights [B, V]: invert their cumulative sum at uniform [B] in [0, 1).
 
@@ -63,8 +78,8 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _nucleus(p: Tensor, top_p: float) -> Tensor:
-    """Keep the most likely tokens until their sum reaches top_p; the token that crosses it is kept."""
-    sorted_p, order = p.sort(-1, descending=True)
+    """Keep the most likely tokens, equals in order, until their sum reaches top_p; the one that crosses it stays."""
+    sorted_p, order = p.sort(dim=-1, descending=True, stable=True)
     before = sorted_p.cumsum(-1) - sorted_p
     kept = sorted_p.masked_fill(before >= top_p, 0.0)
     return torch.zeros_like(p).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))

@@ -27,6 +27,11 @@ ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
 LINE_BYTES = 128  # of the L2 cache
 
 
+def power_of_two(size: int) -> int:
+    """The smallest that is not smaller."""
+    return 1 << (size - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class Chip:
     """What the kernels need to know of a GPU; by default an H200."""
@@ -117,32 +122,8 @@ def largest(
     choice = torch.empty(rows, tiles, device=x.device, dtype=torch.int32)
     _launch(x, weight, tiling, outputs, best=(best, choice), counted=counted, norm=norm, pdl=pdl)
     logit, token = torch.empty(rows, device=x.device), torch.empty(rows, device=x.device, dtype=torch.int64)
-    gpu_jit.pick[(rows,)](best, choice, logit, token, tiles, triton.next_power_of_2(tiles), pdl, **_early(pdl))
+    gpu_jit.pick[(rows,)](best, choice, logit, token, tiles, power_of_two(tiles), pdl, **_early(pdl))
     return logit, token
-
-
-def settle(
-    best: Tensor,
-    choice: Tensor,
-    proposed: Tensor,
-    drafted: Tensor,
-    tokens: Tensor,
-    length: Tensor,
-    limit: Tensor,
-    unsound: int,
-) -> Tensor:
-    """Greedy verification and commit at once: the target's largest logits and their tokens [B, d + 1], the proposal and
-    its logits [B, d]; appended to tokens [B, S] at their length [B] -> accepted, or `unsound`, and choices [B, d + 2].
-    """
-    rows, d = proposed.shape
-    assert all(one.is_contiguous() for one in (best, choice, proposed, drafted))
-    packed = torch.empty(rows, d + 2, device=choice.device, dtype=torch.int64)
-    gpu_jit.settle[(rows,)](
-        best, choice, proposed, drafted, tokens, length, limit, packed, d, tokens.shape[1], unsound,
-        BLOCK=triton.next_power_of_2(d + 2),
-        num_warps=1,
-    )  # fmt: skip
-    return packed
 
 
 def _launch(
@@ -166,7 +147,7 @@ def _launch(
     gpu_jit.product[(triton.cdiv(outputs, tiling.outputs),)](
         x, weight.matrix, weight.scales, weight.shift, gain, weight.bias, residual, y, values, places,
         rows, outputs, inputs, counted, eps,
-        ROWS=max(16 if tiling.dot else 1, triton.next_power_of_2(rows)),
+        ROWS=max(16 if tiling.dot else 1, power_of_two(rows)),
         BLOCK_N=tiling.outputs,
         BLOCK_K=tiling.inputs,
         DOT=tiling.dot,
@@ -207,7 +188,7 @@ def splits(chip: Chip, texts: int, groups: int, slots: int) -> int:
 def tiling(chip: Chip, weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
     """A good cut of a product of that size, from measurements on an H200 (docs/decisions/006-gpu-kernels.md)."""
     found = _tiling(weight_rows, inputs, rows, gated)
-    width = max(16, triton.next_power_of_2(rows)) + found.outputs * (2 if gated else 1)
+    width = max(16, power_of_two(rows)) + found.outputs * (2 if gated else 1)
     while found.dot and found.stages * width * found.inputs * 2 > chip.shared_memory:
         if found.stages > 2:
             found = replace(found, stages=found.stages - 1)
@@ -272,8 +253,8 @@ def attend(
     """A pass's qkv [B * T, (H + 2G) D] at positions [B, T] joins a layer's cache [B, G, S, D] -> mixed [B * T, H D]."""
     texts, tokens = positions.shape
     shared = heads.queries // heads.groups
-    queries = triton.next_power_of_2(shared * tokens)
-    width = triton.next_power_of_2(heads.width)
+    queries = power_of_two(shared * tokens)
+    width = power_of_two(heads.width)
     mixed = qkv.new_empty(texts * tokens, heads.queries * heads.width)
     parts = texts * heads.groups * splits * max(16, queries) if splits > 1 else 0
     partial = torch.empty(parts, width, device=qkv.device)
@@ -289,10 +270,10 @@ def attend(
         BLOCK_D=width,
         QUERIES=max(16, queries),
         BLOCK_S=SPLIT_SLOTS,
-        BLOCK_T=max(16, triton.next_power_of_2(tokens)),
+        BLOCK_T=max(16, power_of_two(tokens)),
         SPLITS=splits,
-        PARTS=triton.next_power_of_2(splits),
-        JOIN=max(1, min(queries, JOINED // (width * triton.next_power_of_2(splits)))),
+        PARTS=power_of_two(splits),
+        JOIN=max(1, min(queries, JOINED // (width * power_of_two(splits)))),
         WINDOW=heads.window or 0,
         QK_NORM=gains is not None,
         ROPE=rope is not None,

@@ -176,27 +176,6 @@ def pick(best, choice, logit, token, tiles, BLOCK: tl.constexpr, PDL: tl.constex
 
 
 @triton.jit
-def settle(
-    best, choice, proposed, drafted, tokens, length, limit, packed, d, slots, unsound, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Accept what the target chose too, append it, and pack it for the host; one row of a batch each."""
-    row = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    emitted = i <= d
-    chosen = tl.load(choice + row * (d + 1) + i, mask=emitted, other=0)
-    hit = (tl.load(proposed + row * d + i, mask=i < d, other=-1) == chosen) & (i < d)
-    accepted = tl.min(tl.where(hit, BLOCK, tl.minimum(i, d)), 0)
-    logit = tl.abs(tl.load(best + row * (d + 1) + i, mask=i <= accepted, other=0.0))
-    draft_logit = tl.abs(tl.load(drafted + row * d + i, mask=i < d, other=0.0))
-    sound = tl.max(tl.where((logit < float("inf")) & (draft_logit < float("inf")), 0, 1), 0) == 0
-    at = tl.load(length + row)
-    tl.store(tokens + row.to(tl.int64) * slots + at + i, chosen, mask=emitted)
-    tl.store(length + row, tl.minimum(at + accepted + 1, tl.load(limit + row)))
-    tl.store(packed + row * (d + 2), tl.where(sound, accepted, unsound).to(tl.int64))
-    tl.store(packed + row * (d + 2) + 1 + i, chosen, mask=emitted)
-
-
-@triton.jit
 def _turned(head, other, turn, cross, gain, d, eps, D: tl.constexpr, QK_NORM: tl.constexpr, ROPE: tl.constexpr):
     """Heads [n, D], normed and rotated, in float32; `other` is the half that each number turns with."""
     head = head.to(tl.float32)
