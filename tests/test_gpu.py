@@ -1,5 +1,7 @@
 """The same engine on a CUDA GPU, under the rules of docs/lossless.md."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,9 @@ from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.kernels import gpu
 from shallowdraft.models.synthetic import make_pair, random_decoder
+from shallowdraft.prompts import Prompt
 from shallowdraft.shapes import ModelShape
+from shallowdraft.study.study import Plan, study
 
 pytestmark = pytest.mark.gpu
 
@@ -132,3 +136,22 @@ def test_weights_in_8_bits(tmp_path):
         for prompt, first, second in zip(PROMPTS, plain, speculative, strict=True):
             found = explain(one, prompt, first.token_ids, second.token_ids)
             assert found is None or found.tie, str(found)
+
+
+def test_a_study_runs_there(tmp_path):
+    """Recorded, replayed, profiled, predicted and run live; what replay says of a known walk is what happens."""
+    pair = make_pair(ModelShape(4, 256, 4, 512, 2048), ModelShape(1, 128, 2, 256, 2048), 0.8)
+    _, folder = pair.save(tmp_path)
+    target = sd.load(tmp_path / "target")
+    prompts = [("few", Prompt(str(number), "few", f"Prompt {number} about {number * 7}")) for number in range(6)]
+    plan = Plan(prompts, (1, 2, 4), max_new_tokens=40, rounds=1, contexts=(64,))
+
+    def follow(_what: str, steps: Iterator[int], _count: int) -> None:
+        for _ in steps:
+            pass
+
+    found = study(target, sd.load_draft, [str(folder)], plan, tmp_path / "run", follow)
+    (row,) = found.rows
+    assert row.live is not None
+    assert row.live.lossless
+    assert row.live.tar == pytest.approx(row.prediction.tar)

@@ -120,7 +120,8 @@ class Decoder(nn.Module):
         return torch.cat(found, 1), torch.cat(largest, 1)
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Whole texts [B, T] without a cache -> hidden [B, T, C]: for training and teacher-forced scoring."""
+        """Whole texts [B, T] without a cache -> hidden [B, T, C]: for training, before weights are packed for a CPU."""
+        assert self.native is None, "a gated product in panels exists only inside a layer"
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self._finish(
             self._through(self._enter(tokens, positions), CausalAttention(self.shape, self.dtype, positions))
