@@ -38,13 +38,18 @@ def families() -> dict[str, list[ModelShape]]:
     }
 
 
-def step_s(shape: ModelShape) -> list[float]:
+def random_weights(shape: ModelShape) -> Decoder:
     with torch.device("meta"):
         decoder = Decoder(shape)
     decoder = decoder.to_empty(device="cuda").to(torch.bfloat16).requires_grad_(False)
     for parameter in decoder.parameters():
         parameter.normal_(0, parameter.shape[-1] ** -0.5) if parameter.dim() > 1 else parameter.fill_(1.0)
     assert decoder.pack().fused is not None, "a kernel fell back"
+    return decoder
+
+
+def step_s(shape: ModelShape) -> list[float]:
+    decoder = random_weights(shape)
     cache = decoder.new_cache(1, 512)
     tokens, positions = torch.ones(1, 1, dtype=torch.int64, device="cuda"), torch.full((1, 1), CONTEXT, device="cuda")
     with torch.inference_mode():

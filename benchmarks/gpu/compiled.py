@@ -1,0 +1,72 @@
+"""One draft step three ways in a CUDA graph: PyTorch's operations, torch.compile on them, our kernels.
+
+python benchmarks/gpu/compiled.py [--shape 5x4096/32h/11008] [--mode max-autotune-no-cudagraphs]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from depth import CONTEXT, random_weights
+from floor import bandwidth, provenance, timed
+from torch import Tensor
+
+from shallowdraft.shapes import parse
+
+
+def graph_of(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, float]:
+    """The step as a graph, and the seconds until it was there."""
+    begin_s = time.perf_counter()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph, time.perf_counter() - begin_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="5x4096/32h/11008")
+    parser.add_argument("--mode", default="max-autotune-no-cudagraphs")
+    given = parser.parse_args()
+    shape = parse(given.shape, vocab=32000)
+    bytes_s = bandwidth()
+    torch.cuda.empty_cache()
+    decoder = random_weights(shape)
+    cache = decoder.new_cache(1, 512)
+    tokens, positions = torch.ones(1, 1, dtype=torch.int64, device="cuda"), torch.full((1, 1), CONTEXT, device="cuda")
+
+    def unfused() -> Tensor:
+        hidden = decoder.layers(decoder.embed(tokens), positions, cache, 512)
+        found: Tensor = decoder.head(hidden).argmax(-1)
+        return found
+
+    def ours() -> Tensor:
+        return decoder.choose(tokens, positions, cache, 512, shape.vocab)[1]
+
+    ways = {"PyTorch": unfused, "torch.compile": torch.compile(unfused, mode=given.mode), "our kernels": ours}
+    with torch.inference_mode():
+        graphs = {name: graph_of(way) for name, way in ways.items()}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(5):  # in turns
+            for name, (graph, _) in graphs.items():
+                times[name] += timed(graph.replay, 5)
+    print(provenance())
+    floor = shape.pass_bytes("bfloat16") / bytes_s
+    print(f"{shape}, one token after {CONTEXT}; floor {1e3 * floor:.3f} ms at {bytes_s / 1e12:.2f} TB/s")
+    for name, found in times.items():
+        middle = statistics.median(found)
+        print(
+            f"  {name:<14} {1e3 * middle:.3f} ms ({1e3 * min(found):.3f} to {1e3 * max(found):.3f}), "
+            f"{floor / middle:.1%} of the floor; there after {graphs[name][1]:.1f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
