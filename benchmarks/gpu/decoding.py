@@ -10,6 +10,7 @@ import argparse
 import gc
 import os
 import statistics
+import time
 from dataclasses import dataclass
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 65B fit without holes only
@@ -103,6 +104,9 @@ def main() -> None:
         for model in (pair.target, pair.draft):
             assert model.decoder.pack().fused is not None, "a kernel fell back"
         target_s, draft_s = (shape.pass_bytes("bfloat16") / bytes_s for shape in (case.target, case.draft))
+        begin_s = time.perf_counter()
+        sd.generate(pair.target, [1] * PROMPT, draft=pair.draft, lookahead=case.lookahead, max_new_tokens=NEW)
+        print(f"{name}: kernels compiled and captured at the first use, {time.perf_counter() - begin_s:.1f} s in all")
         plain = measure(pair, None, 1, given.rounds)
         print(report(f"{name} {case.target}, plain", plain, 0, target_s, draft_s), flush=True)
         rounds = measure(pair, pair.draft, case.lookahead, given.rounds)
