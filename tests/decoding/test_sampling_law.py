@@ -19,9 +19,10 @@ from shallowdraft.shapes import ModelShape
 SAMPLES = 200_000
 ALPHA = 1e-3  # seeds are fixed: a rule that passes today passes always
 CAUGHT = 1e-9
+WRONG_SAMPLES = 60_000  # a wrong rule is caught by fewer
 
-TARGET = ModelShape(2, 16, 2, 24, 4, kv_heads=1, context=64)
-DRAFT = ModelShape(1, 12, 2, 16, 4, context=64)
+TARGET = ModelShape(2, 16, 2, 24, 4, kv_heads=1, head_dim=16, context=64)
+DRAFT = ModelShape(1, 12, 1, 16, 4, head_dim=16, context=64)
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +72,18 @@ def exact_law(model: sd.Model, prompt: list[int], length: int, **sampling) -> di
     return result
 
 
-def p_value(models, prompts: list[list[int]], lookahead: int, batch: int, samples: int = SAMPLES, **sampling) -> float:
+def p_value(
+    models, prompts: list[list[int]], lookahead: int, batch: int, samples: int = SAMPLES, strategy=None, **sampling
+) -> float:
     """The smallest chi-squared p-value over the prompts, which share a batch row by row."""
     target, draft = models
     length = lookahead + 3
+    strategy = {"draft": draft} if strategy is None else strategy
     counts = [Counter[tuple[int, ...]]() for _ in prompts]
     for seed in range(-(-samples * len(prompts) // batch)):
         rows = [prompts[row % len(prompts)] for row in range(batch)]
-        outs = sd.generate(target, rows, draft=draft, lookahead=lookahead, max_new_tokens=length, seed=seed, **sampling)
+        options = strategy | sampling
+        outs = sd.generate(target, rows, lookahead=lookahead, max_new_tokens=length, seed=seed, **options)
         for row, out in enumerate(outs):
             counts[row % len(prompts)][tuple(out.token_ids)] += 1
     found = []
@@ -184,7 +189,45 @@ def reversed_test(p, q, proposed, coins, last):
 )
 def test_a_wrong_rule_is_caught(models, monkeypatch, rule):
     monkeypatch.setattr(verification, "verify_sampled", rule)
-    assert p_value(models, ONE, 2, 20_000, temperature=1.0) < CAUGHT
+    assert p_value(models, ONE, 2, 20_000, WRONG_SAMPLES, temperature=1.0) < CAUGHT
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lookahead", "sampling"),
+    [(ONE, 2, {"temperature": 1.0}), (ONE, 3, {"temperature": 1.5, "top_k": 3, "top_p": 0.9})],
+)
+def test_the_joint_law_of_block_verification(models, prompts, lookahead: int, sampling: dict[str, float]):
+    strategy = {"draft": models[1], "rule": "block"}
+    assert p_value(models, prompts, lookahead, 20_000, strategy=strategy, **sampling) > ALPHA
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_joint_law_of_copied_text(models, rule: str):
+    strategy = {"drafter": "ngram", "rule": rule}
+    assert p_value(models, [[1, 2, 0, 1, 2]], 3, 20_000, strategy=strategy, temperature=1.0) > ALPHA
+
+
+blocks = verification.block_chances
+
+
+def the_last_chance_for_all(p, q, proposed):
+    """Every prefix is accepted with the chance that it or more is: what longer prefixes took is counted twice."""
+    joint, _ = blocks(p, q, proposed)
+    return joint, joint[:, 1:]
+
+
+def unbounded(p, q, proposed):
+    """The joint ratio is cut to 1 at the end only."""
+    ratio = verification._of(p[:, :-1], proposed) / verification._of(q, proposed)
+    joint = torch.cat((torch.ones_like(ratio[:, :1]), ratio.cumprod(1).clamp(max=1)), 1)
+    return joint, torch.cat((blocks(p, q, proposed)[1][:, :-1], joint[:, -1:]), 1)
+
+
+@pytest.mark.parametrize("chances", [the_last_chance_for_all, unbounded], ids=lambda c: c.__name__)
+def test_a_wrong_block_rule_is_caught(models, monkeypatch, chances):
+    monkeypatch.setattr(verification, "block_chances", chances)
+    strategy = {"draft": models[1], "rule": "block"}
+    assert p_value(models, ONE, 2, 20_000, WRONG_SAMPLES, strategy=strategy, temperature=1.0) < CAUGHT
 
 
 def test_a_row_does_not_depend_on_its_neighbours(models):

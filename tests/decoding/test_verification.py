@@ -1,10 +1,19 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shallowdraft.decoding.sampling import Sampling, draw, probabilities
-from shallowdraft.decoding.verification import Proposal, verify, verify_greedy, verify_sampled
+from shallowdraft.decoding.verification import (
+    Proposal,
+    block_chances,
+    verify,
+    verify_block,
+    verify_greedy,
+    verify_sampled,
+)
 from shallowdraft.errors import OptionError
 
 
@@ -44,6 +53,38 @@ def test_an_impossible_token_is_never_accepted():
     verdict = verify_sampled(p, one_hot(2)[None, None], torch.tensor([[2]]), torch.zeros(1, 1), torch.zeros(1))
     assert verdict.accepted.item() == 0
     assert verdict.tokens[0, 0].item() == 0
+
+
+LAWS = st.lists(st.floats(0.01, 1), min_size=3, max_size=3).map(lambda w: [one / sum(w) for one in w])
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(data=st.data(), d=st.integers(1, 3))
+def test_a_block_is_accepted_no_less_than_its_tokens(data: st.DataObject, d: int):
+    """Expected acceptance by exact enumeration of what a draft may propose; laws depend on the whole prefix."""
+    paths = list(itertools.product(range(3), repeat=d))
+    laws = {path[:n]: data.draw(st.tuples(LAWS, LAWS)) for path in paths for n in range(d + 1)}
+    p = torch.tensor([[laws[path[:n]][0] for n in range(d + 1)] for path in paths], dtype=torch.float64)
+    q = torch.tensor([[laws[path[:n]][1] for n in range(d)] for path in paths], dtype=torch.float64)
+    proposed = torch.tensor(paths)
+    drawn = q.gather(2, proposed[..., None]).squeeze(2)
+    weight = drawn.prod(1)
+    by_token = (p[:, :-1].gather(2, proposed[..., None]).squeeze(2) / drawn).clamp(max=1).cumprod(1).sum(1)
+    joint, chance = block_chances(p, q, proposed)
+    longer = torch.cat(((1 - chance).flip(1).cumprod(1).flip(1)[:, 1:], torch.ones(len(paths), 1)), 1)  # not accepted
+    by_block = (torch.arange(1, d + 1) * chance * longer).sum(1)
+    assert float(weight @ by_block) >= float(weight @ by_token) - 1e-12
+    assert float(weight @ by_block) == pytest.approx(float(weight @ joint[:, 1:].sum(1)))
+
+
+def test_a_block_of_one_is_a_token():
+    draws = torch.Generator().manual_seed(0)
+    p, q = (torch.rand(200, n, 5, generator=draws).softmax(-1) for n in (2, 1))
+    proposed = draw(q[:, 0], torch.rand(200, generator=draws, dtype=torch.float64))[:, None]
+    coins, last = torch.rand(200, 1, generator=draws), torch.rand(200, generator=draws)
+    one, other = (rule(p, q, proposed, coins, last) for rule in (verify_sampled, verify_block))
+    assert one.accepted.tolist() == other.accepted.tolist()
+    assert one.tokens.tolist() == other.tokens.tolist()
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

@@ -31,6 +31,10 @@ class Generate(DraftCommand):
     """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
     """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
+    drafter: Literal["model", "ngram"] = "model"
+    """What proposes: the draft model, or the text itself where it repeats (ngram), for which no draft is needed."""
+    rule: Literal["token", "block"] = "token"
+    """How drawn proposals are judged: token by token, or as a whole, which accepts more. Either is lossless."""
     lookahead: int | Literal["auto"] = 5
     """Draft tokens an iteration, 1 to 32; auto: what pays, chosen anew as the text goes."""
     max_new_tokens: int = 128
@@ -58,9 +62,13 @@ class Generate(DraftCommand):
 
         if (self.prompt is None) == (self.prompts is None):
             raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
+        if self.draft is not None and self.drafter != "model":
+            raise OptionError(f"the {self.drafter} drafter takes no --draft; leave one of the two out")
         self.set_threads()
         several = load_prompts(self.prompts) if self.prompts is not None else []
         options: Options = {
+            "drafter": self.drafter,
+            "rule": self.rule,
             "lookahead": self.lookahead,
             "max_new_tokens": self.max_new_tokens,
             "temperature": self.temperature,
@@ -69,7 +77,9 @@ class Generate(DraftCommand):
             "seed": self.seed,
             "stop": self.stop,
         }
-        Settings(**options)  # a wrong option is found before a model is loaded
+        speculative = (
+            Settings(**options).speculative or self.draft is not None
+        )  # wrong options are found before loading
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft is not None:
             options["draft"] = self.load_draft(self.draft)
@@ -81,7 +91,7 @@ class Generate(DraftCommand):
             if self.json_output:
                 results.append({"id": prompt.id} | _as_json(_drain(pieces)))
             else:
-                _show(pieces, prompt.text if several else "", speculative=self.draft is not None)
+                _show(pieces, prompt.text if several else "", speculative=speculative)
             stats.append(pieces.result.stats)
         if self.json_output:
             whole = (
@@ -89,7 +99,7 @@ class Generate(DraftCommand):
             )
             print(json.dumps(whole, ensure_ascii=False))
         elif several:
-            whole_run = _summary(sd.total(stats, one_batch=False), speculative=self.draft is not None)
+            whole_run = _summary(sd.total(stats, one_batch=False), speculative=speculative)
             _say(f"{len(stats)} prompts: {whole_run}")
         return 0
 

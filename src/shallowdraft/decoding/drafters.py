@@ -14,6 +14,8 @@ from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
 
+LONGEST_MATCH = 4  # tokens at the end of a text that are looked for further up
+
 
 class Drafter(Protocol):
     """Proposes up to `lookahead` tokens an iteration."""
@@ -40,6 +42,40 @@ class NoDrafter:
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         return Proposal(state.tokens[:, :0])
+
+
+class NgramDrafter:
+    """Copies what followed the last time the text's last tokens stood there: no model, next to no time."""
+
+    def __init__(self, lookahead: int, sampling: Sampling, vocab: int) -> None:
+        self.lookahead = lookahead
+        self._vocab = None if sampling.greedy else vocab
+
+    def prefill(self, state: State) -> None:
+        pass
+
+    def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
+        proposed = copied(state.tokens[:, : state.span], state.length, uniforms.shape[1])
+        # Nothing is drawn: each token has all the probability of its law.
+        q = None if self._vocab is None else torch.nn.functional.one_hot(proposed, self._vocab).float()
+        return Proposal(proposed, q)
+
+
+def copied(tokens: Tensor, length: Tensor, count: int) -> Tensor:
+    """Texts in tokens [B, S], so long [B] -> `count` tokens [B, count] after the latest of the longest earlier matches
+    of their end; once that has caught up with the end it goes round, and without a match the last token repeats.
+    """
+    slot = torch.arange(tokens.shape[1], device=tokens.device)
+    matched = torch.zeros_like(tokens)  # how many of the tokens before each slot are those before the end
+    same = slot < length[:, None]
+    for back in range(1, LONGEST_MATCH + 1):
+        end = tokens.gather(1, (length[:, None] - back).clamp(min=0))
+        same = same & (tokens.roll(back, 1) == end) & (slot >= back)
+        matched += same
+    best = (matched * len(slot) + slot * (matched > 0)).argmax(1)
+    start = torch.where(matched.amax(1) > 0, best, length - 1)[:, None]
+    ahead = torch.arange(count, device=tokens.device) % (length[:, None] - start)
+    return tokens.gather(1, start + ahead)
 
 
 class ModelDrafter:

@@ -16,7 +16,7 @@ from shallowdraft.decoding.noise import Noise
 from shallowdraft.decoding.pace import Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import State, fill, new_state
-from shallowdraft.decoding.verification import Proposal, Verdict, verify, verify_choice
+from shallowdraft.decoding.verification import Proposal, Rule, Verdict, verify, verify_choice
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
 
@@ -38,8 +38,9 @@ class Engine:
         limits: list[int],
         draft_context: int | None = None,
         pace: Pace | None = None,
+        rule: Rule = "token",
     ) -> None:
-        self.target, self.drafter, self.sampling = target, drafter, sampling
+        self.target, self.drafter, self.sampling, self.rule = target, drafter, sampling, rule
         self.state = new_state(prompts, limits, drafter.lookahead, target.device)
         self.noise = Noise(len(prompts), drafter.lookahead, target.device)
         self.clock = new_clock(target.device)
@@ -106,9 +107,9 @@ class Engine:
             else:
                 logits = self.target.head(self.target(tokens, positions, self.cache, self.state.span))
                 coins, last = uniforms[:, d : 2 * d], uniforms[:, -1]
-                if self._graphs is not None:
+                if self._graphs is not None and self.rule == "token":
                     return _judged(logits, proposal, self.sampling, coins, last, self.state)
-                verdict = verify(logits, proposal, self.sampling, coins, last)
+                verdict = verify(logits, proposal, self.sampling, coins, last, self.rule)
         self.state.commit(verdict)
         return _packed(verdict)
 

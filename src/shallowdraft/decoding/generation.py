@@ -4,15 +4,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Literal, TypedDict, Unpack, cast, overload
+from typing import Literal, TypedDict, Unpack, cast, get_args, overload
 
-from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
+from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from shallowdraft.decoding.engine import UNSOUND, Engine
 from shallowdraft.decoding.pace import LONGEST, Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import slots_for
 from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.text import TextStream
+from shallowdraft.decoding.verification import Rule
 from shallowdraft.errors import NumericsError, OptionError, PromptError
 from shallowdraft.models.model import Model, check_vocabulary
 
@@ -21,13 +22,17 @@ KEPT = 4  # engines of a target, each with its caches and captured iterations
 
 Prompt = str | Sequence[int]
 FinishReason = Literal["stop", "length", "context"]
+DrafterName = Literal["model", "ngram"]
+"""What proposes: a draft model; the text itself, where it repeats."""
 
 
 class Options(TypedDict, total=False):
     """The keyword arguments of `generate` and `stream`; `Settings` has their defaults."""
 
     draft: Model | None
+    drafter: DrafterName
     lookahead: int | Literal["auto"]
+    rule: Rule
     max_new_tokens: int
     temperature: float
     top_k: int | None
@@ -42,7 +47,9 @@ class Settings:
     """How to generate."""
 
     draft: Model | None = None
+    drafter: DrafterName = "model"
     lookahead: int | Literal["auto"] = 5
+    rule: Rule = "token"
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_k: int | None = None
@@ -57,6 +64,11 @@ class Settings:
             raise OptionError(
                 f"lookahead is {self.lookahead!r}; it must be a whole number from 1 to {MAX_LOOKAHEAD}, or auto"
             )
+        for name, value, known in (("drafter", self.drafter, DrafterName), ("rule", self.rule, Rule)):
+            if value not in get_args(known):
+                raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(get_args(known))}")
+        if self.draft is not None and self.drafter != "model":
+            raise OptionError(f"the {self.drafter} drafter takes no draft model; leave one of the two out")
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number of at least 1")
         _ = self.sampling  # checks the rest
@@ -64,7 +76,13 @@ class Settings:
             raise OptionError("stop must be a list of strings, none of them empty")
 
     @property
+    def speculative(self) -> bool:
+        return self.draft is not None or self.drafter != "model"
+
+    @property
     def longest_lookahead(self) -> int:
+        if not self.speculative:
+            return 0
         return LONGEST if self.lookahead == "auto" else self.lookahead
 
     @property
@@ -108,11 +126,12 @@ def generate(
 ) -> Generation | list[Generation]:
     """Decode text or token ids, or a list of either as one batch; with a draft faster, with the same result.
 
-    Options and defaults: draft=None, lookahead=5 ("auto": what pays, chosen anew as the text goes), max_new_tokens=128,
-    temperature=0.0, top_k=None, top_p=None, seed=0, stop=() (strings, not part of the text), stop_tokens=None (the
-    target's own). Generation also ends where the context does. Each row of a batch draws a random stream of its own
-    from (seed, row); the times of a batch are its rows'. With "auto" the times decide which draws are used for what:
-    the law of sampled text is the same, the text of a seed is not.
+    Options and defaults: draft=None, drafter="model" ("ngram": no draft, the text itself proposes where it repeats),
+    lookahead=5 ("auto": what pays, chosen anew as the text goes), rule="token" ("block": drawn proposals are judged as
+    a whole, which accepts more), max_new_tokens=128, temperature=0.0, top_k=None, top_p=None, seed=0, stop=() (strings,
+    not part of the text), stop_tokens=None (the target's own). Generation also ends where the context does. Each row of
+    a batch draws a random stream of its own from (seed, row); the times of a batch are its rows'. With "auto" the times
+    decide which draws are used for what: the law of sampled text is the same, the text of a seed is not.
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -308,14 +327,14 @@ def _engine(target: Model, settings: Settings, prompts: list[list[int]], limits:
     """A new engine, or on a GPU one that has captured such iterations before."""
     draft = settings.draft
     drafter = _drafter(target, settings)
-    pace = Pace() if draft and settings.lookahead == "auto" else None
+    pace = Pace() if settings.speculative and settings.lookahead == "auto" else None
     slots = slots_for(limits, drafter.lookahead, target.device)
     kept: Engine | None = target.decoder.kept.pop(_kind(settings, len(prompts), slots), None)
     if kept is not None:
         kept.restart(prompts, limits, settings.seed, pace)
         return kept
     context = draft.shape.context if draft else None
-    return Engine(target.decoder, drafter, settings.sampling, prompts, limits, context, pace)
+    return Engine(target.decoder, drafter, settings.sampling, prompts, limits, context, pace, settings.rule)
 
 
 def _keep(target: Model, settings: Settings, engine: Engine) -> None:
@@ -329,16 +348,18 @@ def _keep(target: Model, settings: Settings, engine: Engine) -> None:
 
 def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
     """What an engine is made for; it holds on to the draft, so that no other can have its id."""
-    draft = id(settings.draft.decoder) if settings.draft else None
-    lookahead = settings.longest_lookahead if settings.draft else 0
-    return draft, lookahead, settings.lookahead == "auto", replace(settings.sampling, seed=0), rows, slots
+    draft = id(settings.draft.decoder) if settings.draft else settings.drafter
+    fixed = settings.longest_lookahead, settings.lookahead == "auto", settings.rule, replace(settings.sampling, seed=0)
+    return draft, *fixed, rows, slots
 
 
 def _drafter(target: Model, settings: Settings) -> Drafter:
-    draft = settings.draft
+    draft, lookahead = settings.draft, settings.longest_lookahead
+    if settings.drafter == "ngram":
+        return NgramDrafter(lookahead, settings.sampling, target.shape.vocab)
     if draft is None:
         return NoDrafter()
     check_vocabulary(target, draft).require()
     if draft.device != target.device:
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
-    return ModelDrafter(draft.decoder, settings.longest_lookahead, settings.sampling, target.shape.vocab)
+    return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab)

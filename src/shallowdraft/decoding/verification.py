@@ -4,11 +4,15 @@ Shapes: B rows, d lookahead, V vocabulary. Position j of p is the target's law o
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from shallowdraft.decoding.sampling import Sampling, draw, probabilities
+
+Rule = Literal["token", "block"]
+"""How sampled proposals are judged: token by token, or all together, which accepts more."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,16 @@ class Verdict:
     """[B] whether every logit and probability was a number; a row that is not sound must not be emitted."""
 
 
-def verify(logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor) -> Verdict:
+def verify(
+    logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor, rule: Rule = "token"
+) -> Verdict:
     """Judge a proposal by the target's logits [B, d + 1, V]; `coins` [B, d] and `last` [B] are uniform in [0, 1)."""
     if sampling.greedy:
         return verify_choice(*logits.max(-1), proposal)
     p = probabilities(logits, sampling)
     q = proposal.q if proposal.q is not None else p[:, :0]
-    return _both_sound(verify_sampled(p, q, proposal.tokens, coins, last), proposal)
+    judge = verify_block if rule == "block" else verify_sampled
+    return _both_sound(judge(p, q, proposal.tokens, coins, last), proposal)
 
 
 def verify_choice(best: Tensor, choice: Tensor, proposal: Proposal) -> Verdict:
@@ -55,13 +62,45 @@ def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: 
     """Speculative sampling (Leviathan et al. 2023): accept x with probability min(1, p(x) / q(x)); at the first
     rejection draw from max(p - q, 0), after none from p. The law of what is emitted is p's, whatever q is.
     """
-    p_x = p[:, :-1].gather(2, proposed[..., None]).squeeze(2)
-    q_x = q.gather(2, proposed[..., None]).squeeze(2)
+    p_x, q_x = _of(p[:, :-1], proposed), _of(q, proposed)
     accepted = (coins * q_x < p_x).cumprod(1).sum(1)
+    return _with_next(p, q, proposed, accepted, torch.ones_like(p[:, :, 0]), last)
+
+
+def verify_block(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Tensor) -> Verdict:
+    """Block verification (Sun et al. 2024): accept the longest prefix whose own coin says so, by the ratio of its joint
+    probabilities; then draw from what that prefix leaves of p. The law is p's, and never is less accepted.
+    """
+    joint, chance = block_chances(p, q, proposed)
+    length = torch.arange(1, proposed.shape[1] + 1, device=p.device)
+    accepted = (length * (coins < chance)).amax(1) if proposed.shape[1] else torch.zeros_like(last, dtype=torch.int64)
+    return _with_next(p, q, proposed, accepted, joint, last)
+
+
+def block_chances(p: Tensor, q: Tensor, proposed: Tensor) -> tuple[Tensor, Tensor]:
+    """The chance [B, d + 1] that a prefix or more of the proposal is accepted, and [B, d] that it is if not more is."""
+    ratio = _of(p[:, :-1], proposed) / _of(q, proposed)
+    reached = [torch.ones_like(p[:, 0, 0])]
+    for step in range(proposed.shape[1]):
+        reached.append((reached[-1] * ratio[:, step]).clamp(max=1))
+    joint = torch.stack(reached, 1)
+    left = (joint[:, 1:-1, None] * p[:, 1:-1] - q[:, 1:]).clamp(min=0).sum(-1)
+    stays = left + 1 - joint[:, 1:-1]  # the chance that more is not accepted
+    chance = torch.where(stays > 0, left / stays, 1.0)
+    return joint, torch.cat((chance, joint[:, 1:][:, -1:]), 1)
+
+
+def _of(laws: Tensor, tokens: Tensor) -> Tensor:
+    """Laws [B, d, V] -> the probability [B, d] of each token."""
+    return laws.gather(2, tokens[..., None]).squeeze(2)
+
+
+def _with_next(p: Tensor, q: Tensor, proposed: Tensor, accepted: Tensor, joint: Tensor, last: Tensor) -> Verdict:
+    """Add the token that follows what was accepted, drawn from max(joint * p - q, 0)."""
     row = torch.arange(len(p), device=p.device)
     p_next = p[row, accepted]
     q_next = torch.nn.functional.pad(q, (0, 0, 0, 1))[row, accepted]  # after d acceptances there is no q to subtract
-    residual = (p_next - q_next).clamp(min=0)
+    residual = (joint[row, accepted, None] * p_next - q_next).clamp(min=0)
     # p = q up to rounding leaves nothing; a rejection then has probability zero, and p is the right law.
     empty = residual.sum(-1, keepdim=True) <= 0
     token = draw(torch.where(empty, p_next, residual), last)

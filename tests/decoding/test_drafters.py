@@ -1,0 +1,50 @@
+"""Text that proposes its own continuation."""
+
+import pytest
+import torch
+
+import shallowdraft as sd
+from shallowdraft.decoding.drafters import copied
+from shallowdraft.errors import OptionError
+from shallowdraft.models.synthetic import make_pair
+from shallowdraft.shapes import ModelShape
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2, 3]),  # goes round once it has caught up
+        ([1, 2, 9, 7, 2, 8, 1, 2], [9, 7, 2, 8, 1]),  # two tokens match there, one later on
+        ([2, 5, 2, 6, 2], [6, 2, 6, 2, 6]),  # of equal matches the latest
+        ([1, 2, 3], [3, 3, 3, 3, 3]),  # none
+        ([7], [7, 7, 7, 7, 7]),
+    ],
+)
+def test_what_followed_the_last_time(text: list[int], wanted: list[int]):
+    padded = torch.tensor([[*text, *[2] * 6], [2] * (len(text) + 6)])  # what lies behind the text is not part of it
+    found = copied(padded, torch.tensor([len(text), 4]), 5)
+    assert found.tolist() == [wanted, [2] * 5]
+
+
+def test_greedy_text_is_the_same(pair):
+    target, _ = pair("llama")
+    prompts = [[5, 17, 3, 88, 41, 9] * 4, [60], [8] * 30]
+    plain = sd.generate(target, prompts, max_new_tokens=60)
+    for lookahead in (1, 4, "auto"):
+        copying = sd.generate(target, prompts, drafter="ngram", lookahead=lookahead, max_new_tokens=60)
+        assert [out.token_ids for out in copying] == [out.token_ids for out in plain]
+
+
+def test_a_text_that_goes_round_is_copied():
+    """A target that walks a cycle of 320 tokens, from the second time round."""
+    target = make_pair(ModelShape(1, 64, 2, 64, 320, context=1000), ModelShape(1, 64, 2, 64, 320), 1.0).target
+    out = sd.generate(target, [9], drafter="ngram", lookahead=4, max_new_tokens=900)
+    assert out.stats.tar > 2
+
+
+def test_a_draft_beside_it_is_refused(pair):
+    target, draft = pair("llama")
+    with pytest.raises(OptionError, match="no draft model"):
+        sd.generate(target, [1], draft=draft, drafter="ngram")
+    with pytest.raises(OptionError, match="ngram"):
+        sd.generate(target, [1], drafter="other")
