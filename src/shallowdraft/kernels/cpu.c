@@ -55,6 +55,10 @@ typedef struct {
     Norm final;
 } Model;
 
+typedef struct { /* nodes of a token tree, which lie behind its node 0 in the cache; see models/tree.py */
+    const int64_t *base, *nodes, *seen, *depths; /* [B], [T], [T], [N] */
+} Tree;
+
 static inline vec splat(float value) { return (vec){0} + value; }
 
 static inline vec pick(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
@@ -214,8 +218,8 @@ static void multiply(const Product *m, const float *x, int64_t rows, float *y, i
 }
 
 /* Norm of queries and keys, rotary positions, and the cache's new entries: this thread's share of rows and heads. */
-static void place(const Model *m, const Layer *l, float *qkv, const int64_t *positions, int64_t batch, int64_t tokens,
-                  float *keys, float *values, int64_t slots, const float *cosine, const float *sine) {
+static void place(const Model *m, const Layer *l, float *qkv, const int64_t *positions, const Tree *tree, int64_t batch,
+                  int64_t tokens, float *keys, float *values, int64_t slots, const float *cosine, const float *sine) {
     const int64_t D = m->head_dim, half = D / 2, all = m->heads + 2 * m->kv_heads;
     int64_t from, to;
     float turned[D];
@@ -224,7 +228,8 @@ static void place(const Model *m, const Layer *l, float *qkv, const int64_t *pos
         int64_t row = task / all, head = task % all, position = positions[row];
         float *x = qkv + task * D;
         int64_t kv = head < m->heads + m->kv_heads ? head - m->heads : head - m->heads - m->kv_heads;
-        int64_t slot = ((row / tokens * m->kv_heads + kv) * slots + position) * D;
+        int64_t where = tree ? tree->base[row / tokens] + tree->nodes[row % tokens] : position;
+        int64_t slot = ((row / tokens * m->kv_heads + kv) * slots + where) * D;
         if (head < m->heads + m->kv_heads) {
             const Norm *norm = head < m->heads ? &l->q_norm : &l->k_norm;
             if (norm->weight) normalise(norm, x, x, D, m->eps);
@@ -268,16 +273,24 @@ static inline __attribute__((always_inline)) void blend(int count, int parts, fl
         for (int c = 0; c < parts; c++) *(vec *)(out[t] + at + c * LANES) = mix[t][c] * inverse[t];
 }
 
+/* Whether a node sees slot j: what stands before its tree, and what leads to it. */
+static inline int leads(const Tree *tree, int64_t base, int64_t seen, int64_t position, int64_t window, int64_t j) {
+    int64_t where = j < base ? j : base + tree->depths[j - base];
+    return (j < base || (seen >> (j - base)) & 1) && (!window || where > position - window);
+}
+
 /* `count` queries of one head against the slots [first, last): scores, softmax, mix. D is a multiple of 16. */
 static void attend(int count, const float *q[], float *out[], const int64_t *limit, int64_t window, const float *keys,
-                   const float *values, int64_t first, int64_t last, int64_t D, float *scores) {
+                   const float *values, int64_t first, int64_t last, int64_t D, float *scores, const Tree *tree,
+                   int64_t base, const int64_t *led) {
     const int64_t width = (last - first + LANES - 1) / LANES * LANES;
     const float scale = 1 / sqrtf((float)D);
     for (int64_t j = first; j < last; j++)
         for (int t = 0; t < count; t++) {
             vec dot = {0};
             for (int64_t i = 0; i < D; i += LANES) dot += *(const vec *)(q[t] + i) * *(const vec *)(keys + j * D + i);
-            int seen = j <= limit[t] && (!window || j > limit[t] - window);
+            int seen = tree ? leads(tree, base, led[t], limit[t], window, j)
+                            : j <= limit[t] && (!window || j > limit[t] - window);
             scores[t * width + j - first] = seen ? sum(dot) * scale : -INFINITY;
         }
     float inverse[QUERIES];
@@ -305,8 +318,9 @@ static void attend(int count, const float *q[], float *out[], const int64_t *lim
 }
 
 /* All heads: this thread's share of (sequence, head, tile of queries). */
-static void mix(const Model *m, const Layer *l, const float *qkv, const int64_t *positions, int64_t batch,
-                int64_t tokens, const float *keys, const float *values, int64_t slots, float *mixed, float *scores) {
+static void mix(const Model *m, const Layer *l, const float *qkv, const int64_t *positions, const Tree *tree,
+                int64_t batch, int64_t tokens, const float *keys, const float *values, int64_t slots, float *mixed,
+                float *scores) {
     const int64_t D = m->head_dim, group = m->heads / m->kv_heads, stride = (m->heads + 2 * m->kv_heads) * D;
     const int64_t tiles = (tokens + QUERIES - 1) / QUERIES;
     int64_t all = omp_get_num_threads();
@@ -318,15 +332,17 @@ static void mix(const Model *m, const Layer *l, const float *qkv, const int64_t 
         float *out[QUERIES];
         for (int t = 0; t < count; t++) {
             int64_t position = positions[start + t];
+            int64_t end = tree ? tree->base[b] + tree->nodes[tile_index * QUERIES + t] + 1 : position + 1;
             int64_t begin = l->window && position >= l->window ? position - l->window + 1 : 0;
             q[t] = qkv + (start + t) * stride + head * D;
             out[t] = mixed + ((start + t) * m->heads + head) * D;
-            last = position + 1 > last ? position + 1 : last;
+            last = end > last ? end : last;
             first = begin < first ? begin : first;
         }
         first -= first % LANES; /* a slot keeps its lane, so sums round alike however many queries share the tile */
         int64_t base = (b * m->kv_heads + head / group) * slots * D;
-        attend(count, q, out, positions + start, l->window, keys + base, values + base, first, last, D, scores);
+        attend(count, q, out, positions + start, l->window, keys + base, values + base, first, last, D, scores, tree,
+               tree ? tree->base[b] : 0, tree ? tree->seen + tile_index * QUERIES : NULL);
     }
 }
 
@@ -338,8 +354,8 @@ static void norm_rows(const Norm *norm, const float *x, float *y, int64_t rows, 
 
 /* All layers, by every thread of a parallel region; x [R, C] must be there. `cache` is [L, 2, B, G, S, D]; `scratch`
  * holds R * (C + qkv + H * D + ffn) floats and then QUERIES * (S + 16) for each thread. */
-static void layers(const Model *m, float *x, const int64_t *positions, int64_t batch, int64_t tokens, float *cache,
-                   int64_t slots, const float *cosine, const float *sine, float *scratch) {
+static void layers(const Model *m, float *x, const int64_t *positions, const Tree *tree, int64_t batch, int64_t tokens,
+                   float *cache, int64_t slots, const float *cosine, const float *sine, float *scratch) {
     const int64_t R = batch * tokens, C = m->d_model, D = m->head_dim;
     const int64_t plane = batch * m->kv_heads * slots * D;
     float *h = scratch, *qkv = h + R * C, *mixed = qkv + R * (m->heads + 2 * m->kv_heads) * D;
@@ -352,9 +368,9 @@ static void layers(const Model *m, float *x, const int64_t *positions, int64_t b
 #pragma omp barrier
         multiply(&l->qkv, m->post_norm ? x : h, R, qkv, STORE, 0);
 #pragma omp barrier
-        place(m, l, qkv, positions, batch, tokens, keys, values, slots, cosine, sine);
+        place(m, l, qkv, positions, tree, batch, tokens, keys, values, slots, cosine, sine);
 #pragma omp barrier
-        mix(m, l, qkv, positions, batch, tokens, keys, values, slots, mixed, own);
+        mix(m, l, qkv, positions, tree, batch, tokens, keys, values, slots, mixed, own);
 #pragma omp barrier
         multiply(&l->out, mixed, R, x, ADD, 0);
 #pragma omp barrier
@@ -369,11 +385,11 @@ static void layers(const Model *m, float *x, const int64_t *positions, int64_t b
     if (m->final.weight) norm_rows(&m->final, x, x, R, C, m->eps);
 }
 
-/* Run x [R, C] through all layers in place. */
-void forward(const Model *m, float *x, const int64_t *positions, int64_t batch, int64_t tokens, float *cache,
-             int64_t slots, const float *cosine, const float *sine, float *scratch, int64_t threads) {
+/* Run x [R, C] through all layers in place; `tree` is NULL where tokens follow one another. */
+void forward(const Model *m, float *x, const int64_t *positions, const Tree *tree, int64_t batch, int64_t tokens,
+             float *cache, int64_t slots, const float *cosine, const float *sine, float *scratch, int64_t threads) {
 #pragma omp parallel num_threads(threads)
-    layers(m, x, positions, batch, tokens, cache, slots, cosine, sine, scratch);
+    layers(m, x, positions, tree, batch, tokens, cache, slots, cosine, sine, scratch);
 }
 
 /* Decode `steps` tokens greedily after tokens [B, T] at positions [B, T], which end one before the first new one: into
@@ -403,7 +419,7 @@ void decode(const Model *m, const float *embedding, int64_t known, const Product
                 place_of[r] = step ? positions[r * count + count - 1] + step : positions[r];
             }
 #pragma omp barrier
-            layers(m, x, place_of, batch, T, cache, slots, cosine, sine, scratch);
+            layers(m, x, place_of, NULL, batch, T, cache, slots, cosine, sine, scratch);
 #pragma omp barrier
             share(batch, &from, &to);
             for (int64_t b = from; b < to; b++) memcpy(last + b * C, x + (b * T + T - 1) * C, C * sizeof(float));

@@ -65,6 +65,12 @@ class Model(Structure):
     )  # fmt: skip
 
 
+class Tree(Structure):
+    """Nodes of a pass: where node 0 stands, which they are, what each sees, the depths of all."""
+
+    _fields_ = (("base", c_void_p), ("nodes", c_void_p), ("seen", c_void_p), ("depths", c_void_p))
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they cannot be built; said once."""
@@ -80,7 +86,8 @@ def library() -> ctypes.CDLL | None:
         return None
     pointer, number = c_void_p, c_int64
     loaded.forward.argtypes = (
-        POINTER(Model), pointer, pointer, number, number, pointer, number, pointer, pointer, pointer, number,
+        POINTER(Model), pointer, pointer, POINTER(Tree), number, number,
+        pointer, number, pointer, pointer, pointer, number,
     )  # fmt: skip
     loaded.product.argtypes = (POINTER(Product), pointer, number, pointer, number)
     loaded.decode.argtypes = (

@@ -17,6 +17,7 @@ from shallowdraft.kernels import cpu
 from shallowdraft.models import fused, native
 from shallowdraft.models.cache import KVCache, rope_tables
 from shallowdraft.models.projection import Packing, Projection, best_packing
+from shallowdraft.models.tree import TreePass
 from shallowdraft.shapes import OPT_POSITION_OFFSET, ModelShape
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -77,18 +78,23 @@ class Decoder(nn.Module):
     def new_cache(self, rows: int, slots: int) -> KVCache:
         return KVCache(self.shape, rows, slots, device=self.device, dtype=self.dtype)
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
-        """Tokens [B, T] at positions [B, T], attending to the cache's first `span` slots -> hidden [B, T, C]."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, tree: TreePass | None = None
+    ) -> Tensor:
+        """Tokens [B, T] at positions [B, T], attending to the cache's first `span` slots -> hidden [B, T, C].
+
+        They follow one another, or are the nodes of a tree and stand at its positions.
+        """
         x = self._enter(tokens, positions)
         if self.native is not None:
-            return self._finish(self.native(x, positions, cache))
-        if fast := self._fused_for(tokens):
+            return self._finish(self.native(x, positions, cache, tree))
+        if tree is None and (fast := self._fused_for(tokens)):
             return self._finish(self._normed(fast(x, positions, cache)))
-        return self._finish(self.layers(x, positions, cache, span))
+        return self._finish(self.layers(x, positions, cache, span, tree))
 
-    def layers(self, x: Tensor, positions: Tensor, cache: KVCache, span: int) -> Tensor:
+    def layers(self, x: Tensor, positions: Tensor, cache: KVCache, span: int, tree: TreePass | None = None) -> Tensor:
         """Every block and the final norm in PyTorch's own operations: the reference of the other kernels."""
-        return self._through(x, CachedAttention(self.shape, positions, cache, span))
+        return self._through(x, CachedAttention(self.shape, positions, cache, span, tree))
 
     def choose(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, vocab: int, *, last: bool = False
@@ -251,12 +257,13 @@ class Block(nn.Module):
 class CachedAttention:
     """Tokens join a cache and attend to its first `span` slots, each up to its own position."""
 
-    def __init__(self, shape: ModelShape, positions: Tensor, cache: KVCache, span: int) -> None:
+    def __init__(self, shape: ModelShape, positions: Tensor, cache: KVCache, span: int, tree: TreePass | None) -> None:
         self._cache, self._span = cache, span
-        self._addresses = cache.addresses(positions)
+        self._addresses = cache.addresses(positions if tree is None else tree.slots)
         groups = shape.heads // shape.kv_heads
+        hidden = partial(_hidden, positions) if tree is None else tree.hidden
         self._masks = {
-            window: _mask(positions[:, None], span, window, cache.kv.dtype).repeat(1, 1, groups, 1)
+            window: _mask(hidden(span, window)[:, None], cache.kv.dtype).repeat(1, 1, groups, 1)
             for window in set(shape.windows())
         }
         tables = cache.rope
@@ -277,7 +284,7 @@ class CausalAttention:
     def __init__(self, shape: ModelShape, dtype: torch.dtype, positions: Tensor) -> None:
         count = len(positions)
         limited = {window for window in shape.windows() if window is not None and window < count}
-        self._masks = {window: _mask(positions, count, window, dtype) for window in limited}
+        self._masks = {window: _mask(_hidden(positions, count, window), dtype) for window in limited}
         self.rotation = None
         if shape.rope:
             cos, sin = rope_tables(shape.rope, shape.head_dim, count, positions.device, dtype)
@@ -302,10 +309,15 @@ def _norm(shape: ModelShape, width: int) -> nn.Module:
     return nn.LayerNorm(width, shape.norm_eps) if shape.layer_norm else nn.RMSNorm(width, shape.norm_eps)
 
 
-def _mask(positions: Tensor, span: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Positions [..., T] -> [..., T, span], 0 or -inf: a token sees up to `window` slots that end with its own."""
+def _hidden(positions: Tensor, span: int, window: int | None) -> Tensor:
+    """Positions [..., T] -> [..., T, span]: a token sees up to `window` slots that end with its own, not the others."""
     slots, own = torch.arange(span, device=positions.device), positions[..., None]
     hidden = slots > own
     if window is not None:
         hidden |= slots <= own - window
-    return torch.zeros(hidden.shape, device=positions.device, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return hidden
+
+
+def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """-inf where hidden, else 0."""
+    return torch.zeros(hidden.shape, device=hidden.device, dtype=dtype).masked_fill_(hidden, float("-inf"))

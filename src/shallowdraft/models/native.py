@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from shallowdraft.kernels import cpu
 from shallowdraft.models.cache import KVCache
+from shallowdraft.models.tree import TreePass
 from shallowdraft.shapes import ModelShape
 
 
@@ -32,7 +33,7 @@ class NativeLayers:
         heads = 2 * shape.heads + 2 * shape.kv_heads
         self._floats_per_row = shape.d_model + heads * shape.head_dim + shape.ffn
 
-    def __call__(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, positions: Tensor, cache: KVCache, tree: TreePass | None = None) -> Tensor:
         """Embedded tokens [B, T, C] at positions [B, T] -> hidden states [B, T, C]; x is overwritten."""
         library = cpu.library()
         assert library is not None
@@ -44,6 +45,7 @@ class NativeLayers:
             ctypes.byref(self._model),
             x.data_ptr(),
             positions.data_ptr(),
+            None if tree is None else ctypes.byref(_tree(tree)),
             rows,
             tokens,
             *_addresses(cache),
@@ -105,6 +107,11 @@ def _addresses(cache: KVCache) -> tuple[int, int, int | None, int | None]:
     """Keys and values, how many slots, cosines and sines, as the kernel takes them."""
     cos, sin = (None, None) if cache.rope is None else (table.data_ptr() for table in cache.rope)
     return cache.kv.data_ptr(), cache.slots, cos, sin
+
+
+def _tree(tree: TreePass) -> cpu.Tree:
+    assert tree.base.is_contiguous()
+    return cpu.Tree(*(part.data_ptr() for part in (tree.base, tree.nodes, tree.seen, tree.depths)))
 
 
 def _layer(block: nn.Module, window: int | None) -> cpu.Layer:

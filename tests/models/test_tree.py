@@ -1,0 +1,58 @@
+"""Trees of tokens in one pass, against the same continuations one after the other."""
+
+import pytest
+import torch
+from conftest import CONFIGS, PACKINGS
+from test_parity import KERNEL_KINDS, TOLERANCE, load_packed
+
+import shallowdraft as sd
+from shallowdraft.errors import OptionError
+from shallowdraft.models.tree import Tree, chains
+
+TREE = Tree((0, 0, 1, 1, 2, 3, 6, 0, 8))
+WAYS = [(kind, way) for kind in CONFIGS for way in PACKINGS if way != "panels" or kind in KERNEL_KINDS]
+
+
+def logits_of_paths(model: sd.Model, texts: list[list[int]], nodes: torch.Tensor) -> torch.Tensor:
+    """After every node of every row, each path read alone."""
+    found = []
+    with torch.inference_mode():
+        for text, row in zip(texts, nodes.tolist(), strict=True):
+            for path in TREE.paths:
+                tokens = torch.tensor([[*text, *(row[node - 1] for node in path)]])
+                length = tokens.shape[1]
+                hidden = model.decoder(tokens, torch.arange(length)[None], model.decoder.new_cache(1, length), length)
+                found.append(model.decoder.head(hidden[0, -1]))
+    return torch.stack(found).view(len(texts), len(TREE.paths), -1)
+
+
+@pytest.mark.parametrize(("kind", "packing"), WAYS)
+@pytest.mark.parametrize("parts", [[10], [1, 3, 6]], ids=["at once", "level by level"])
+def test_every_path_is_as_if_it_were_alone(kind: str, packing: str, parts: list[int], folder):
+    model = load_packed(folder(kind), packing)
+    draws = torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, 97, (length,), generator=draws).tolist() for length in (11, 20)]
+    nodes = torch.randint(0, 97, (2, 9), generator=draws)
+    slots, decoder = 40, model.decoder
+    cache, placed = decoder.new_cache(2, slots), TREE.on(torch.device("cpu"))
+    base = torch.tensor([len(text) - 1 for text in texts])
+    tokens = torch.cat((torch.tensor([[text[-1]] for text in texts]), nodes), 1)
+    found, first = [], 0
+    with torch.inference_mode():
+        padded = torch.tensor([text + [0] * (20 - len(text)) for text in texts])
+        decoder(padded, torch.arange(20).expand(2, -1), cache, 20)
+        for count in parts:
+            part = placed.part(base, first, first + count)
+            hidden = decoder(tokens[:, first : first + count], part.positions, cache, slots, part)
+            found.append(decoder.head(hidden))
+            first += count
+    assert (torch.cat(found, 1) - logits_of_paths(model, texts, nodes)).abs().max() < TOLERANCE
+
+
+def test_shapes_of_trees():
+    assert TREE.paths == ((), (1,), (2,), (1, 3), (1, 4), (2, 5), (1, 3, 6), (1, 3, 6, 7), (8,), (8, 9))
+    assert TREE.depth == 4
+    assert chains([2, 3]).parents == (0, 1, 0, 3, 4)
+    for wrong in ((), (1,), (0, 2), (-1,), (0,) * 64):
+        with pytest.raises(OptionError, match="tree"):
+            Tree(wrong)
