@@ -48,3 +48,12 @@ def test_a_draft_beside_it_is_refused(pair):
         sd.generate(target, [1], draft=draft, drafter="ngram")
     with pytest.raises(OptionError, match="ngram"):
         sd.generate(target, [1], drafter="other")
+
+
+@pytest.mark.parametrize(
+    "options", [{"nodes": 3}, {"nodes": 64}, {"lookahead": "auto"}, {"rule": "block"}, {"nodes": 2.5}], ids=str
+)
+def test_trees_that_cannot_be(options: dict[str, object], pair):
+    target, draft = pair("llama")
+    with pytest.raises(OptionError, match="tree"):
+        sd.generate(target, [1], draft=draft, drafter="tree", **{"lookahead": 4} | options)

@@ -29,9 +29,11 @@ def smallest_top_gap(model: sd.Model, prompt: list[int], continuation: list[int]
     return float((top[:, 0] - top[:, 1]).min())
 
 
-def assert_lossless(target: sd.Model, draft: sd.Model, prompts: list[list[int]], lookahead: int, **options) -> float:
+def assert_lossless(
+    target: sd.Model, draft: sd.Model, prompts: list[list[int]], lookahead: int, strategy=None, **options
+) -> float:
     plain = sd.generate(target, prompts, **options)
-    speculative = sd.generate(target, prompts, draft=draft, lookahead=lookahead, **options)
+    speculative = sd.generate(target, prompts, draft=draft, lookahead=lookahead, **(strategy or {}), **options)
     for prompt, one, two in zip(prompts, plain, speculative, strict=True):
         assert smallest_top_gap(target, prompt, one.token_ids) > SMALLEST_GAP
         assert two.token_ids == one.token_ids
@@ -48,6 +50,22 @@ def test_every_family(kind: str, lookahead: int, pair):
     target, draft = pair(kind)
     rate = assert_lossless(target, draft, PROMPTS[: 1 + lookahead % 5], lookahead, max_new_tokens=48)
     assert 0.02 < rate < 0.98  # both acceptance and rejection took place
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(("lookahead", "nodes"), [(1, 3), (3, 3), (4, 12), (6, 40)])
+def test_trees_of_every_family(kind: str, lookahead: int, nodes: int, pair):
+    target, draft = pair(kind)
+    strategy = {"drafter": "tree", "nodes": nodes}
+    prompts = PROMPTS[: 1 + lookahead % 5]
+    assert_lossless(target, draft, prompts, lookahead, strategy, max_new_tokens=48)
+    chain, tree = (
+        sd.generate(target, prompts, draft=draft, lookahead=lookahead, max_new_tokens=48, stop_tokens=(), **one)
+        for one in ({}, strategy)
+    )
+    if nodes > lookahead:  # the first choices are in the tree, and more
+        tars = [sum(out.stats.iterations for out in outs) for outs in (chain, tree)]
+        assert tars[1] < tars[0]
 
 
 @pytest.mark.parametrize("lookahead", [1, 4, 16])
@@ -114,6 +132,13 @@ def test_a_wrong_rollback_is_caught(pair, monkeypatch):
     monkeypatch.setattr("shallowdraft.models.decoder.KVCache", StaleCache)
     with pytest.raises(AssertionError):
         assert_lossless(target, draft, PROMPTS, 4, max_new_tokens=48)
+
+
+def test_a_tree_left_scattered_is_caught(pair, monkeypatch):
+    target, draft = pair("llama")
+    monkeypatch.setattr(KVCache, "keep", lambda *_: None)
+    with pytest.raises(AssertionError):
+        assert_lossless(target, draft, PROMPTS, 4, {"drafter": "tree", "nodes": 12}, max_new_tokens=48)
 
 
 def test_a_wrong_position_is_caught(pair, monkeypatch):

@@ -2,6 +2,7 @@
 against the target's exact probability of every sequence, by a chi-squared test. Each wrong rule below fails it.
 """
 
+import functools
 import itertools
 from collections import Counter
 
@@ -205,6 +206,44 @@ def test_the_joint_law_of_block_verification(models, prompts, lookahead: int, sa
 def test_the_joint_law_of_copied_text(models, rule: str):
     strategy = {"drafter": "ngram", "rule": rule}
     assert p_value(models, [[1, 2, 0, 1, 2]], 3, 20_000, strategy=strategy, temperature=1.0) > ALPHA
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling"),
+    [(ONE, {"temperature": 1.0}), ([[3]], {"temperature": 0.7, "top_k": 2})],  # fewer tokens than a node has children
+)
+def test_the_joint_law_of_trees(models, prompts, sampling: dict[str, float]):
+    strategy = {"draft": models[1], "drafter": "tree", "nodes": 7}
+    assert p_value(models, prompts, 2, 20_000, strategy=strategy, **sampling) > ALPHA
+
+
+walk = verification.walked
+
+
+def laws_are_not_left(tree, p, q, tokens, coins, last, monkeypatch):
+    """After a rejected child the next one is judged by the whole law."""
+    monkeypatch.setattr(verification, "_left", lambda law, _draft: law)
+    return walk(tree, p, q, tokens, coins, last)
+
+
+def drafts_come_again(tree, p, q, tokens, coins, last, monkeypatch):
+    """A child is judged as if it might have been its sibling's token too."""
+    monkeypatch.setattr(verification, "without", lambda law, _token: law)
+    return walk(tree, p, q, tokens, coins, last)
+
+
+def children_change_places(tree, p, q, tokens, coins, last, monkeypatch):
+    """The coin of a node decides about another."""
+    return walk(tree, p, q, tokens.roll(1, 1), coins, last)
+
+
+@pytest.mark.parametrize(
+    "wrong", [laws_are_not_left, drafts_come_again, children_change_places], ids=lambda w: w.__name__
+)
+def test_a_wrong_walk_is_caught(models, monkeypatch, wrong):
+    monkeypatch.setattr(verification, "walked", functools.partial(wrong, monkeypatch=monkeypatch))
+    strategy = {"draft": models[1], "drafter": "tree", "nodes": 7}
+    assert p_value(models, ONE, 2, 20_000, WRONG_SAMPLES, strategy=strategy, temperature=1.0) < CAUGHT
 
 
 blocks = verification.block_chances

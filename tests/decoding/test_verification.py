@@ -13,8 +13,10 @@ from shallowdraft.decoding.verification import (
     verify_block,
     verify_greedy,
     verify_sampled,
+    walked,
 )
 from shallowdraft.errors import OptionError
+from shallowdraft.models.tree import Tree
 
 
 def one_hot(token: int, vocab: int = 5) -> torch.Tensor:
@@ -85,6 +87,29 @@ def test_a_block_of_one_is_a_token():
     one, other = (rule(p, q, proposed, coins, last) for rule in (verify_sampled, verify_block))
     assert one.accepted.tolist() == other.accepted.tolist()
     assert one.tokens.tolist() == other.tokens.tolist()
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(p=LAWS, q=LAWS)
+def test_a_second_child_only_adds(p: list[float], q: list[float]):
+    """One level, two children drawn from q, none twice: acceptance over all coins against exact enumeration."""
+    grid = (torch.arange(60, dtype=torch.float64) + 0.5) / 60
+    tree = Tree((0, 0)).on(torch.device("cpu"))
+    coins = torch.cartesian_prod(grid, grid)
+    count, total, exact = len(coins), 0.0, 0.0
+    laws = torch.tensor([p] * 3, dtype=torch.float64).expand(count, -1, -1)
+    drafts = torch.tensor([q] * 3, dtype=torch.float64).expand(count, -1, -1)
+    left = [max(a - b, 0) for a, b in zip(p, q, strict=True)]
+    for first, second in itertools.permutations(range(3), 2):
+        weight = q[first] * q[second] / (1 - q[first])
+        tokens = torch.tensor([[first, second]]).expand(count, -1)
+        node, _ = walked(tree, laws, drafts, tokens, coins, torch.full((count,), 0.5))
+        total += weight * float((node > 0).double().mean())
+        one = min(1.0, p[first] / q[first])
+        rest = left[second] / sum(left) if sum(left) > 0 else p[second]
+        exact += weight * (one + (1 - one) * min(1.0, rest * (1 - q[first]) / q[second]))
+    assert total == pytest.approx(exact, abs=0.03)
+    assert exact >= sum(map(min, p, q)) - 1e-12
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

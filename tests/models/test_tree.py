@@ -1,15 +1,20 @@
 """Trees of tokens in one pass, against the same continuations one after the other."""
 
+from itertools import combinations, product
+from math import prod
+
 import pytest
 import torch
 from conftest import CONFIGS, PACKINGS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_parity import KERNEL_KINDS, TOLERANCE, load_packed
 
 import shallowdraft as sd
 from shallowdraft.errors import OptionError
-from shallowdraft.models.tree import Tree, chains
+from shallowdraft.models.tree import Tree, best_tree
 
-TREE = Tree((0, 0, 1, 1, 2, 3, 6, 0, 8))
+TREE = Tree((0, 0, 0, 1, 1, 2, 3, 4, 8))
 WAYS = [(kind, way) for kind in CONFIGS for way in PACKINGS if way != "panels" or kind in KERNEL_KINDS]
 
 
@@ -50,9 +55,34 @@ def test_every_path_is_as_if_it_were_alone(kind: str, packing: str, parts: list[
 
 
 def test_shapes_of_trees():
-    assert TREE.paths == ((), (1,), (2,), (1, 3), (1, 4), (2, 5), (1, 3, 6), (1, 3, 6, 7), (8,), (8, 9))
+    assert TREE.paths == ((), (1,), (2,), (3,), (1, 4), (1, 5), (2, 6), (3, 7), (1, 4, 8), (1, 4, 8, 9))
     assert TREE.depth == 4
-    assert chains([2, 3]).parents == (0, 1, 0, 3, 4)
-    for wrong in ((), (1,), (0, 2), (-1,), (0,) * 64):
+    assert TREE.children[:3] == ((1, 2, 3), (4, 5), (6,))
+    assert [*map(list, TREE.levels)] == [[0], [1, 2, 3], [4, 5, 6, 7], [8], [9]]
+    for wrong in ((), (1,), (0, 2), (-1,), (0,) * 64, (0, 1, 0)):
         with pytest.raises(OptionError, match="tree"):
             Tree(wrong)
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(
+    chances=st.lists(st.lists(st.floats(0.01, 0.6), min_size=1, max_size=3), min_size=1, max_size=3),
+    nodes=st.integers(1, 5),
+)
+def test_no_other_tree_is_accepted_further(chances: list[list[float]], nodes: int):
+    """Against every set of paths that is a tree."""
+    chances = [sorted(level, reverse=True) for level in chances]
+    paths = [
+        path for depth in range(1, len(chances) + 1) for path in product(*(range(len(c)) for c in chances[:depth]))
+    ]
+    gains = {path: prod(chances[depth][rank] for depth, rank in enumerate(path)) for path in paths}
+    trees = (
+        found
+        for found in combinations(paths, min(nodes, len(paths)))
+        if all(len(path) == 1 or path[:-1] in found for path in found)
+    )
+    best = max(sum(gains[path] for path in found) for found in trees)
+    tree = best_tree(chances, nodes)
+    ranks = {node: children.index(node) for children in tree.children for node in children}
+    reached = sum(prod(chances[n][ranks[node]] for n, node in enumerate(path)) for path in tree.paths[1:])
+    assert reached == pytest.approx(best)

@@ -3,16 +3,18 @@
 Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buffer.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.sampling import Sampling, drawn
+from shallowdraft.decoding.sampling import Sampling, draw, drawn, in_vocabulary, probabilities, without
 from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.tree import Tree
 
 LONGEST_MATCH = 4  # tokens at the end of a text that are looked for further up
 
@@ -21,6 +23,8 @@ class Drafter(Protocol):
     """Proposes up to `lookahead` tokens an iteration."""
 
     lookahead: int
+    nodes: int
+    """How many tokens it proposes for that: more where they branch."""
 
     def prefill(self, state: State) -> None:
         """Read the prompts, once, before the first iteration."""
@@ -31,28 +35,31 @@ class Drafter(Protocol):
         Iterations were `missed` since it was last asked; each added one token to every row.
         """
 
+    def keep(self, base: Tensor, path: Tensor) -> None:
+        """Of its tree behind positions base [B], the nodes of path [B, d] are the text now."""
+
 
 class NoDrafter:
     """Proposes nothing: plain decoding is speculation with lookahead 0."""
 
-    lookahead = 0
+    lookahead = nodes = 0
 
     def prefill(self, state: State) -> None:
+        pass
+
+    def keep(self, base: Tensor, path: Tensor) -> None:
         pass
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         return Proposal(state.tokens[:, :0])
 
 
-class NgramDrafter:
+class NgramDrafter(NoDrafter):
     """Copies what followed the last time the text's last tokens stood there: no model, next to no time."""
 
     def __init__(self, lookahead: int, sampling: Sampling, vocab: int) -> None:
-        self.lookahead = lookahead
+        self.lookahead = self.nodes = lookahead
         self._vocab = None if sampling.greedy else vocab
-
-    def prefill(self, state: State) -> None:
-        pass
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         proposed = copied(state.tokens[:, : state.span], state.length, uniforms.shape[1])
@@ -83,6 +90,7 @@ class ModelDrafter:
 
     def __init__(self, decoder: Decoder, lookahead: int, sampling: Sampling, target_vocab: int) -> None:
         self.decoder, self.lookahead, self.sampling = decoder, lookahead, sampling
+        self.nodes = lookahead
         self._vocab = target_vocab
         self.cache: KVCache | None = None
 
@@ -108,3 +116,60 @@ class ModelDrafter:
             largest.append(best)
             tokens, positions = token[:, None], positions[:, -1:] + 1
         return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1), torch.stack(largest, 1))
+
+    def keep(self, base: Tensor, path: Tensor) -> None:
+        assert self.cache is not None
+        self.cache.keep(base, path)
+
+
+class TreeDrafter(ModelDrafter):
+    """A smaller model that decodes a tree ahead, level by level; the likeliest tokens, or draws, none twice."""
+
+    def __init__(self, decoder: Decoder, tree: Tree, sampling: Sampling, target_vocab: int) -> None:
+        super().__init__(decoder, tree.depth, sampling, target_vocab)
+        self.nodes = len(tree.parents)
+        self._tree = tree.on(decoder.device)
+
+    def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
+        assert self.cache is not None
+        tree, base = self._tree, state.length - 1
+        tokens, positions = state.tail(2 + missed)
+        hidden = self.decoder(tokens, positions, self.cache, state.span)[:, -1:]
+        proposed: list[Tensor] = []
+        largest, laws = [], []
+        for level in tree.tree.levels[:-1]:
+            bearing = max(node for node in level if tree.tree.children[node]) + 1 - level.start
+            if level.start:
+                part = tree.part(base, level.start, level.start + bearing)
+                tokens = proposed[-1][:, :bearing].contiguous()
+                hidden = self.decoder(tokens, part.positions, self.cache, state.span, part)
+            logits = in_vocabulary(self.decoder.head(hidden), self._vocab)
+            largest.append(logits.amax(-1))
+            children = [tree.tree.children[node] for node in level[:bearing]]
+            if self.sampling.greedy:
+                proposed.append(_likeliest(logits, children))
+            else:
+                law = probabilities(logits, self.sampling)
+                proposed.append(_draws(law, children, uniforms))
+                laws.append(torch.nn.functional.pad(law, (0, 0, 0, len(level) - bearing)))
+        q = None
+        if laws:
+            q = torch.nn.functional.pad(torch.cat(laws, 1), (0, 0, 0, len(tree.tree.levels[-1])))
+        return Proposal(torch.cat(proposed, 1), q, torch.cat(largest, 1), tree)
+
+
+def _likeliest(logits: Tensor, children: Sequence[Sequence[int]]) -> Tensor:
+    """For nodes with logits [B, T, V] as many of the likeliest tokens as each has children, in their order."""
+    ranked = logits.topk(max(map(len, children)), -1).indices
+    return torch.cat([ranked[:, at, : len(nodes)] for at, nodes in enumerate(children)], 1)
+
+
+def _draws(laws: Tensor, children: Sequence[Sequence[int]], uniforms: Tensor) -> Tensor:
+    """For nodes with laws [B, T, V] as many tokens as each has children, drawn one after the other, none twice."""
+    found = []
+    for at, nodes in enumerate(children):
+        left = laws[:, at]
+        for child in nodes:
+            found.append(draw(left, uniforms[:, child - 1])[:, None])
+            left = without(left, found[-1])
+    return torch.cat(found, 1)

@@ -41,8 +41,8 @@ class Engine:
         rule: Rule = "token",
     ) -> None:
         self.target, self.drafter, self.sampling, self.rule = target, drafter, sampling, rule
-        self.state = new_state(prompts, limits, drafter.lookahead, target.device)
-        self.noise = Noise(len(prompts), drafter.lookahead, target.device)
+        self.state = new_state(prompts, limits, drafter.nodes, target.device)
+        self.noise = Noise(len(prompts), drafter.nodes, target.device)
         self.clock = new_clock(target.device)
         self.cache: KVCache | None = None
         self.pace = pace
@@ -92,11 +92,16 @@ class Engine:
 
     def _iteration(self, uniforms: Tensor, d: int, missed: int) -> Tensor:
         assert self.cache is not None
+        drafter = self.drafter if d else NoDrafter()
+        nodes = d if drafter.nodes == drafter.lookahead else drafter.nodes  # a chain may be shorter than its longest
         with self.clock.phase("draft"):
-            proposal = (self.drafter if d else NoDrafter()).propose(self.state, uniforms[:, :d], missed)
+            proposal = drafter.propose(self.state, uniforms[:, :nodes], missed)
         with self.clock.phase("verify"):
             tail, positions = self.state.tail(1)
             tokens = torch.cat((tail, proposal.tokens), 1)
+            coins, last = uniforms[:, nodes : 2 * nodes], uniforms[:, -1]
+            if proposal.tree is not None:
+                return self._tree_verified(tokens, proposal, coins, last)
             positions = positions + self.state.steps(0, d + 1)
             if self.sampling.greedy:
                 vocab = self.target.shape.vocab
@@ -106,10 +111,23 @@ class Engine:
                 verdict = verify_choice(best, choice, proposal)
             else:
                 logits = self.target.head(self.target(tokens, positions, self.cache, self.state.span))
-                coins, last = uniforms[:, d : 2 * d], uniforms[:, -1]
                 if self._graphs is not None and self.rule == "token":
                     return _judged(logits, proposal, self.sampling, coins, last, self.state)
                 verdict = verify(logits, proposal, self.sampling, coins, last, self.rule)
+        self.state.commit(verdict)
+        return _packed(verdict)
+
+    def _tree_verified(self, tokens: Tensor, proposal: Proposal, coins: Tensor, last: Tensor) -> Tensor:
+        """One pass over the whole tree; what was accepted of it then lies in the caches as if it had been alone."""
+        assert proposal.tree is not None
+        assert self.cache is not None
+        base = self.state.length - 1
+        part = proposal.tree.part(base, 0, tokens.shape[1])
+        logits = self.target.head(self.target(tokens, part.positions, self.cache, self.state.span, part))
+        verdict = verify(logits, proposal, self.sampling, coins, last)
+        assert verdict.path is not None
+        self.cache.keep(base, verdict.path)
+        self.drafter.keep(base, verdict.path)
         self.state.commit(verdict)
         return _packed(verdict)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Literal, TypedDict, Unpack, cast, get_args, overload
 
-from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter, TreeDrafter
 from shallowdraft.decoding.engine import UNSOUND, Engine
 from shallowdraft.decoding.pace import LONGEST, Pace
 from shallowdraft.decoding.sampling import Sampling
@@ -16,14 +16,16 @@ from shallowdraft.decoding.text import TextStream
 from shallowdraft.decoding.verification import Rule
 from shallowdraft.errors import NumericsError, OptionError, PromptError
 from shallowdraft.models.model import Model, check_vocabulary
+from shallowdraft.models.tree import MOST_NODES, Tree, best_tree
 
 MAX_LOOKAHEAD = 32
+RANKS = (0.6, 0.15, 0.07, 0.04, 0.03, 0.02)  # how often a draft's first, second, … choice is the target's
 KEPT = 4  # engines of a target, each with its caches and captured iterations
 
 Prompt = str | Sequence[int]
 FinishReason = Literal["stop", "length", "context"]
-DrafterName = Literal["model", "ngram"]
-"""What proposes: a draft model; the text itself, where it repeats."""
+DrafterName = Literal["model", "tree", "ngram"]
+"""What proposes: a draft model; a draft model that branches; the text itself, where it repeats."""
 
 
 class Options(TypedDict, total=False):
@@ -32,6 +34,7 @@ class Options(TypedDict, total=False):
     draft: Model | None
     drafter: DrafterName
     lookahead: int | Literal["auto"]
+    nodes: int
     rule: Rule
     max_new_tokens: int
     temperature: float
@@ -49,6 +52,7 @@ class Settings:
     draft: Model | None = None
     drafter: DrafterName = "model"
     lookahead: int | Literal["auto"] = 5
+    nodes: int = 16
     rule: Rule = "token"
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -67,17 +71,33 @@ class Settings:
         for name, value, known in (("drafter", self.drafter, DrafterName), ("rule", self.rule, Rule)):
             if value not in get_args(known):
                 raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(get_args(known))}")
-        if self.draft is not None and self.drafter != "model":
-            raise OptionError(f"the {self.drafter} drafter takes no draft model; leave one of the two out")
+        if self.draft is not None and self.drafter == "ngram":
+            raise OptionError("the ngram drafter takes no draft model; leave one of the two out")
+        if self.drafter == "tree":
+            self._check_tree()
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number of at least 1")
         _ = self.sampling  # checks the rest
         if isinstance(self.stop, str) or "" in self.stop:
             raise OptionError("stop must be a list of strings, none of them empty")
 
+    def _check_tree(self) -> None:
+        if self.lookahead == "auto" or self.rule != "token":
+            raise OptionError("a tree takes a lookahead in numbers, and no other rule than token")
+        if not isinstance(self.nodes, int) or not self.lookahead <= self.nodes <= MOST_NODES:
+            raise OptionError(
+                f"nodes is {self.nodes!r}; a tree of depth {self.lookahead} has {self.lookahead} to {MOST_NODES}"
+            )
+
     @property
     def speculative(self) -> bool:
-        return self.draft is not None or self.drafter != "model"
+        return self.draft is not None or self.drafter == "ngram"
+
+    @property
+    def tree(self) -> Tree:
+        """A default shape: a draft's choices of rank 1, 2, … go on with the text as often as they typically do."""
+        assert isinstance(self.lookahead, int)
+        return best_tree([RANKS] * self.lookahead, self.nodes)
 
     @property
     def longest_lookahead(self) -> int:
@@ -126,12 +146,13 @@ def generate(
 ) -> Generation | list[Generation]:
     """Decode text or token ids, or a list of either as one batch; with a draft faster, with the same result.
 
-    Options and defaults: draft=None, drafter="model" ("ngram": no draft, the text itself proposes where it repeats),
-    lookahead=5 ("auto": what pays, chosen anew as the text goes), rule="token" ("block": drawn proposals are judged as
-    a whole, which accepts more), max_new_tokens=128, temperature=0.0, top_k=None, top_p=None, seed=0, stop=() (strings,
-    not part of the text), stop_tokens=None (the target's own). Generation also ends where the context does. Each row of
-    a batch draws a random stream of its own from (seed, row); the times of a batch are its rows'. With "auto" the times
-    decide which draws are used for what: the law of sampled text is the same, the text of a seed is not.
+    Options and defaults: draft=None, drafter="model" ("tree": the draft branches into `nodes` tokens, 16 by default;
+    "ngram": no draft, the text itself proposes where it repeats), lookahead=5 ("auto": what pays, chosen anew as the
+    text goes; of a tree the depth), rule="token" ("block": drawn proposals are judged as a whole, which accepts more),
+    max_new_tokens=128, temperature=0.0, top_k=None, top_p=None, seed=0, stop=() (strings, not part of the text),
+    stop_tokens=None (the target's own). Generation also ends where the context does. Each row of a batch draws a random
+    stream of its own from (seed, row); the times of a batch are its rows'. With "auto" the times decide which draws are
+    used for what: the law of sampled text is the same, the text of a seed is not.
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -229,6 +250,7 @@ class Run:
         self._total_s = 0.0
         self._times: Times | None = None
         self.engine = _engine(target, settings, encoded, limits)
+        self._nodes = settings.nodes if settings.drafter == "tree" else 0
 
     def iterations(self) -> Iterator[None]:
         """Decode until every row has ended, pausing after each iteration; the clock stops while the caller works."""
@@ -240,7 +262,8 @@ class Run:
                         raise NumericsError(self._unsound())
                     kept = row.take(accepted, tokens)
                     if iteration > 0:  # what prefill yields is no iteration's
-                        row.count(accepted, kept, drafted=len(tokens) - 1)
+                        chain = len(tokens) - 1
+                        row.count(accepted, kept, drafted=chain and (self._nodes or chain))
             self._total_s += time.perf_counter() - begin_s
             yield
             begin_s = time.perf_counter()
@@ -328,7 +351,7 @@ def _engine(target: Model, settings: Settings, prompts: list[list[int]], limits:
     draft = settings.draft
     drafter = _drafter(target, settings)
     pace = Pace() if settings.speculative and settings.lookahead == "auto" else None
-    slots = slots_for(limits, drafter.lookahead, target.device)
+    slots = slots_for(limits, drafter.nodes, target.device)
     kept: Engine | None = target.decoder.kept.pop(_kind(settings, len(prompts), slots), None)
     if kept is not None:
         kept.restart(prompts, limits, settings.seed, pace)
@@ -350,7 +373,7 @@ def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
     """What an engine is made for; it holds on to the draft, so that no other can have its id."""
     draft = id(settings.draft.decoder) if settings.draft else settings.drafter
     fixed = settings.longest_lookahead, settings.lookahead == "auto", settings.rule, replace(settings.sampling, seed=0)
-    return draft, *fixed, rows, slots
+    return draft, settings.drafter, settings.nodes, *fixed, rows, slots
 
 
 def _drafter(target: Model, settings: Settings) -> Drafter:
@@ -358,8 +381,12 @@ def _drafter(target: Model, settings: Settings) -> Drafter:
     if settings.drafter == "ngram":
         return NgramDrafter(lookahead, settings.sampling, target.shape.vocab)
     if draft is None:
+        if settings.drafter == "tree":
+            raise OptionError("a tree is proposed by a draft model; give one as draft")
         return NoDrafter()
     check_vocabulary(target, draft).require()
     if draft.device != target.device:
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
+    if settings.drafter == "tree":
+        return TreeDrafter(draft.decoder, settings.tree, settings.sampling, target.shape.vocab)
     return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab)

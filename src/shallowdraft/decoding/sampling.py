@@ -61,10 +61,21 @@ def drawn(logits: Tensor, sampling: Sampling, vocab: int, uniform: Tensor) -> tu
         from shallowdraft.kernels import gpu_choice
 
         return gpu_choice.law(logits, sampling.temperature, sampling.top_k, sampling.top_p, vocab, uniform)
-    missing = vocab - logits.shape[-1]
-    logits = torch.nn.functional.pad(logits, (0, missing), value=-math.inf) if missing else logits
+    logits = in_vocabulary(logits, vocab)
     p = probabilities(logits, sampling)
     return p, draw(p, uniform), logits.amax(-1)
+
+
+def in_vocabulary(logits: Tensor, vocab: int) -> Tensor:
+    """Cut or pad logits [..., V'] to [..., V]; ids that either lacks are never drawn."""
+    missing = vocab - logits.shape[-1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-math.inf) if missing else logits
+
+
+def without(law: Tensor, token: Tensor) -> Tensor:
+    """Laws [..., V] without a token [..., 1] each; zero where it was all."""
+    rest = law.scatter(-1, token, 0.0)
+    return rest / rest.sum(-1, keepdim=True).clamp(min=torch.finfo(law.dtype).tiny)
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.sampling import Sampling, draw, probabilities
+from shallowdraft.decoding.sampling import Sampling, draw, probabilities, without
+from shallowdraft.models.tree import PlacedTree
 
 Rule = Literal["token", "block"]
 """How sampled proposals are judged: token by token, or all together, which accepts more."""
@@ -23,6 +24,9 @@ class Proposal:
     q: Tensor | None = None
     largest: Tensor | None = None
     """[B, d] the largest logit behind each: no number if any was none."""
+    tree: PlacedTree | None = None
+    """Where tokens branch: they are its nodes from 1 on, and q [B, N, V] is what the children of each are drawn from,
+    one after the other, none twice."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,16 @@ class Verdict:
     accepted: Tensor
     sound: Tensor
     """[B] whether every logit and probability was a number; a row that is not sound must not be emitted."""
+    path: Tensor | None = None
+    """[B, d] of a tree, the nodes that were accepted; those behind them stand where they are."""
 
 
 def verify(
     logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor, rule: Rule = "token"
 ) -> Verdict:
     """Judge a proposal by the target's logits [B, d + 1, V]; `coins` [B, d] and `last` [B] are uniform in [0, 1)."""
+    if proposal.tree is not None:
+        return _both_sound(_verify_tree(logits, proposal, proposal.tree, sampling, coins, last), proposal)
     if sampling.greedy:
         return verify_choice(*logits.max(-1), proposal)
     p = probabilities(logits, sampling)
@@ -88,6 +96,71 @@ def block_chances(p: Tensor, q: Tensor, proposed: Tensor) -> tuple[Tensor, Tenso
     stays = left + 1 - joint[:, 1:-1]  # the chance that more is not accepted
     chance = torch.where(stays > 0, left / stays, 1.0)
     return joint, torch.cat((chance, joint[:, 1:][:, -1:]), 1)
+
+
+def _verify_tree(
+    logits: Tensor, proposal: Proposal, tree: PlacedTree, sampling: Sampling, coins: Tensor, last: Tensor
+) -> Verdict:
+    if sampling.greedy:
+        best, choice = logits.max(-1)
+        node = matched(tree, proposal.tokens, choice)
+        token = choice.gather(1, node[:, None])
+    else:
+        assert proposal.q is not None
+        p = probabilities(logits, sampling)
+        best = p.sum(-1)
+        node, token = walked(tree, p, proposal.q, proposal.tokens, coins, last)
+    accepted, path = tree.depths[node], tree.paths[node]
+    tokens = torch.nn.functional.pad(proposal.tokens.gather(1, path - 1), (0, 1)).scatter(1, accepted[:, None], token)
+    on_path = torch.nn.functional.pad(path, (1, 0))
+    return Verdict(tokens, accepted, _sound(best.gather(1, on_path), accepted), path)
+
+
+def matched(tree: PlacedTree, tokens: Tensor, choice: Tensor) -> Tensor:
+    """Nodes with tokens [B, N - 1], and what the target chose after each [B, N] -> the deepest node [B] reached by its
+    choices.
+    """
+    hit = torch.nn.functional.pad(tokens == choice[:, tree.parents[1:]], (1, 0), value=True)
+    reached = hit
+    for _ in range(tree.tree.depth - 1):
+        reached = hit & reached[:, tree.parents]
+    return (reached * (tree.depths + 1)).argmax(1)
+
+
+def walked(
+    tree: PlacedTree, p: Tensor, q: Tensor, tokens: Tensor, coins: Tensor, last: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Recursive rejection: down the tree from node 0, at each node its children one after the other, with what the ones
+    before have left of the two laws p and q [B, N, V] -> the node reached [B], and a token [B, 1] drawn there.
+
+    The first child is judged as a single proposal would be; any further one can only add. The law is p's.
+    """
+    row = torch.arange(len(p), device=p.device)
+    node = torch.zeros_like(row)
+    law, going = p[:, 0], torch.ones_like(row, dtype=torch.bool)
+    for _ in range(tree.tree.depth):
+        draft, moved, at = q[row, node], torch.zeros_like(going), node
+        for child in tree.children[node].T:
+            asked = going & ~moved & (child > 0)
+            token = tokens[row, (child - 1).clamp(min=0)][:, None]
+            coin = coins[row, (child - 1).clamp(min=0)][:, None]
+            drawn = draft.gather(1, token)
+            asked = asked & (drawn > 0).squeeze(1)  # a law with too few tokens for all children
+            taken = asked & (coin * drawn < law.gather(1, token)).squeeze(1)
+            moved, at = moved | taken, torch.where(taken, child, at)
+            turned = (asked & ~taken)[:, None]
+            law = torch.where(turned, _left(law, draft), law)
+            draft = torch.where(turned, without(draft, token), draft)
+        node, going = at, moved
+        law = torch.where(moved[:, None], p[row, node], law)
+    return node, draw(law, last)[:, None]
+
+
+def _left(law: Tensor, draft: Tensor) -> Tensor:
+    """max(law - draft, 0) as a law; `law` itself where nothing is left, which has probability zero."""
+    rest = (law - draft).clamp(min=0)
+    total = rest.sum(-1, keepdim=True)
+    return torch.where(total > 0, rest / total, law)
 
 
 def _of(laws: Tensor, tokens: Tensor) -> Tensor:

@@ -36,6 +36,13 @@ class KVCache:
             width = slots.shape[-1]
             slots.view(-1, width).index_copy_(0, addresses, new.transpose(1, 2).reshape(-1, width))
 
+    def keep(self, base: Tensor, nodes: Tensor) -> None:
+        """Of a token tree behind slots base [B], let nodes [B, T] lie next to each other."""
+        found = (base[:, None] + nodes)[:, None, :, None]
+        place = (base[:, None] + torch.arange(1, nodes.shape[1] + 1, device=base.device))[:, None, :, None]
+        size = (*self.kv.shape[:4], nodes.shape[1], self.kv.shape[5])
+        self.kv.scatter_(4, place.expand(size), self.kv.gather(4, found.expand(size)))
+
     def read(self, layer: int, span: int) -> tuple[Tensor, Tensor]:
         """The first `span` slots of a layer: keys and values [B, H, span, D]."""
         keys, values = self.layers[layer]

@@ -1,12 +1,15 @@
 """Trees of tokens: several continuations of a text in one pass, each of which sees only what leads to it.
 
-Node 0 is the text's last token; every other node hangs on an earlier one. In a cache node n lies n slots behind node 0,
-whatever its depth; its position is node 0's plus its depth. Shapes: B rows, T nodes of a pass, N nodes of the tree.
+Node 0 is the text's last token; every other node hangs on an earlier one, and no node is less deep than the one before
+it. In a cache node n lies n slots behind node 0; its position is node 0's plus its depth. Shapes: B rows, T nodes of a
+pass, N nodes of the tree, D its depth, K the most children of a node.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -26,10 +29,11 @@ class Tree:
     def __post_init__(self) -> None:
         if not 1 <= len(self.parents) <= MOST_NODES:
             raise OptionError(f"a tree of {len(self.parents)} nodes; it must have 1 to {MOST_NODES}")
-        if wrong := [node for node, parent in enumerate(self.parents, 1) if not 0 <= parent < node]:
-            raise OptionError(
-                f"node {wrong[0]} of a tree must hang on an earlier one, not on {self.parents[wrong[0] - 1]}"
-            )
+        for node, parent in enumerate(self.parents, 1):
+            if not 0 <= parent < node:
+                raise OptionError(f"node {node} of a tree must hang on an earlier one, not on {parent}")
+        if any(len(before) > len(after) for before, after in pairwise(self.paths)):
+            raise OptionError("a node of a tree must not be less deep than the one before it")
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
@@ -39,18 +43,35 @@ class Tree:
             found.append((*found[parent], node))
         return tuple(found)
 
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Of each node."""
+        nodes = range(1, len(self.parents) + 1)
+        return tuple(tuple(node for node in nodes if self.parents[node - 1] == one) for one in range(len(nodes) + 1))
+
     @property
     def depth(self) -> int:
-        return max(map(len, self.paths))
+        return len(self.paths[-1])
+
+    @property
+    def levels(self) -> list[range]:
+        """The nodes of depth 0, 1, …"""
+        depths = [*map(len, self.paths)]
+        starts = [*(depths.index(depth) for depth in range(self.depth + 1)), len(depths)]
+        return [range(*pair) for pair in pairwise(starts)]
 
     def on(self, device: torch.device) -> "PlacedTree":
-        """With what passes need, in that device's memory."""
+        """With what passes and verification need, in that device's memory."""
         seen = [sum(1 << node for node in (0, *path)) for path in self.paths]
-        return PlacedTree(
-            self,
-            torch.tensor([*map(len, self.paths)], device=device),
-            torch.tensor([bits - (1 << 64) if bits >> 63 else bits for bits in seen], device=device),
+        most = max(map(len, self.children))
+        tables = (
+            [*map(len, self.paths)],
+            [bits - (1 << 64) if bits >> 63 else bits for bits in seen],
+            [0, *self.parents],
+            [[*path, *range(len(path) + 1, self.depth + 1)] for path in self.paths],
+            [[*nodes, *[0] * (most - len(nodes))] for nodes in self.children],
         )
+        return PlacedTree(self, *(torch.tensor(table, device=device) for table in tables))
 
 
 @dataclass(frozen=True)
@@ -62,6 +83,12 @@ class PlacedTree:
     """[N] of every node, 0 first."""
     seen: Tensor
     """[N] bit j of a node: whether node j is itself or leads to it."""
+    parents: Tensor
+    """[N], node 0's is itself."""
+    paths: Tensor
+    """[N, D] the nodes that lead to each, itself included; behind them those that stand where they are."""
+    children: Tensor
+    """[N, K] of each node, then 0."""
 
     def part(self, base: Tensor, first: int, last: int) -> "TreePass":
         """A pass over nodes first to last - 1 of trees whose nodes 0 stand at positions base [B]."""
@@ -104,10 +131,20 @@ class TreePass:
         return hidden
 
 
-def chains(lengths: Sequence[int]) -> Tree:
-    """Continuations that share nothing."""
-    parents: list[int] = []
-    for length in lengths:
-        start = len(parents)
-        parents += [0, *range(start + 1, start + length)]
-    return Tree(tuple(parents))
+def best_tree(chances: Sequence[Sequence[float]], nodes: int) -> Tree:
+    """The tree of so many nodes that is accepted furthest, if at depth n + 1 the child of rank k goes on with the text
+    with probability chances[n][k], falling in k, whatever led there.
+
+    What a node adds is the product along its path, never more than its parent adds: the largest products are a tree.
+    """
+    waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
+    chosen: list[tuple[int, ...]] = []  # the ranks along the path
+    while waiting and len(chosen) <= nodes:
+        gain, path = heapq.heappop(waiting)
+        chosen.append(path)
+        if len(path) < len(chances):
+            for rank, chance in enumerate(chances[len(path)]):
+                heapq.heappush(waiting, (gain * chance, (*path, rank)))
+    chosen.sort(key=lambda path: (len(path), path))
+    numbers = {path: number for number, path in enumerate(chosen)}
+    return Tree(tuple(numbers[path[:-1]] for path in chosen[1:]))
