@@ -30,7 +30,7 @@ def smallest_top_gap(model: sd.Model, prompt: list[int], continuation: list[int]
 
 
 def assert_lossless(
-    target: sd.Model, draft: sd.Model, prompts: list[list[int]], lookahead: int, strategy=None, **options
+    target: sd.Model, draft: sd.Model | None, prompts: list[list[int]], lookahead: int, strategy=None, **options
 ) -> float:
     plain = sd.generate(target, prompts, **options)
     speculative = sd.generate(target, prompts, draft=draft, lookahead=lookahead, **(strategy or {}), **options)
@@ -66,6 +66,14 @@ def test_trees_of_every_family(kind: str, lookahead: int, nodes: int, pair):
     if nodes > lookahead:  # the first choices are in the tree, and more
         tars = [sum(out.stats.iterations for out in outs) for outs in (chain, tree)]
         assert tars[1] < tars[0]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("skips", [None, (), (0,), (3, 2, 1)], ids=str)
+def test_a_target_that_drafts_for_itself(kind: str, skips: tuple[int, ...] | None, pair):
+    target, _ = pair(kind)
+    rate = assert_lossless(target, None, PROMPTS[:3], 3, {"drafter": "skip", "skips": skips}, max_new_tokens=48)
+    assert rate > 0.9 if skips == () else rate < 1
 
 
 @pytest.mark.parametrize("lookahead", [1, 4, 16])

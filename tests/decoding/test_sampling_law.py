@@ -202,6 +202,11 @@ def test_the_joint_law_of_block_verification(models, prompts, lookahead: int, sa
     assert p_value(models, prompts, lookahead, 20_000, strategy=strategy, **sampling) > ALPHA
 
 
+def test_the_joint_law_of_a_target_that_drafts_for_itself(models):
+    strategy = {"drafter": "skip", "skips": [1, 2]}
+    assert p_value(models, ONE, 2, 20_000, strategy=strategy, temperature=1.0) > ALPHA
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_the_joint_law_of_copied_text(models, rule: str):
     strategy = {"drafter": "ngram", "rule": rule}

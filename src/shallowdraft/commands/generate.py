@@ -31,9 +31,9 @@ class Generate(DraftCommand):
     """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
     """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
-    drafter: Literal["model", "tree", "ngram"] = "model"
-    """What proposes: the draft model; the draft model, branching into a tree; or the text itself where it repeats
-    (ngram), for which no draft is needed."""
+    drafter: Literal["model", "tree", "skip", "ngram"] = "model"
+    """What proposes: the draft model; the draft model, branching into a tree; without a draft the target itself, parts
+    of it skipped; or the text, where it repeats (ngram)."""
     nodes: int = 16
     """Of a tree: how many tokens it has; --lookahead is its depth."""
     rule: Literal["token", "block"] = "token"
@@ -65,8 +65,8 @@ class Generate(DraftCommand):
 
         if (self.prompt is None) == (self.prompts is None):
             raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
-        if self.draft is not None and self.drafter == "ngram":
-            raise OptionError("the ngram drafter takes no --draft; leave one of the two out")
+        if self.draft is not None and self.drafter in ("skip", "ngram"):
+            raise OptionError(f"the {self.drafter} drafter takes no --draft; leave one of the two out")
         if self.draft is None and self.drafter == "tree":
             raise OptionError("a tree is proposed by a draft model; name one with --draft")
         self.set_threads()

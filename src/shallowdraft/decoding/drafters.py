@@ -3,7 +3,7 @@
 Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buffer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -26,8 +26,8 @@ class Drafter(Protocol):
     nodes: int
     """How many tokens it proposes for that: more where they branch."""
 
-    def prefill(self, state: State) -> None:
-        """Read the prompts, once, before the first iteration."""
+    def prefill(self, state: State, cache: KVCache) -> None:
+        """Read the prompts, once, before the first iteration; `cache` is the target's, which has read them."""
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         """Continue every row by d tokens; `uniforms` [B, d] are the draws to use.
@@ -44,7 +44,7 @@ class NoDrafter:
 
     lookahead = nodes = 0
 
-    def prefill(self, state: State) -> None:
+    def prefill(self, state: State, cache: KVCache) -> None:
         pass
 
     def keep(self, base: Tensor, path: Tensor) -> None:
@@ -94,14 +94,13 @@ class ModelDrafter:
         self._vocab = target_vocab
         self.cache: KVCache | None = None
 
-    def prefill(self, state: State) -> None:
+    def prefill(self, state: State, cache: KVCache) -> None:
         if self.cache is None:
             self.cache = self.decoder.new_cache(*state.tokens.shape)
         fill(self.decoder, self.cache, state)
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
-        # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
-        tokens, positions = state.tail(2 + missed)
+        tokens, positions = self._unread(state, missed)
         steps = uniforms.shape[1]
         assert self.cache is not None
         if self.sampling.greedy:
@@ -117,9 +116,34 @@ class ModelDrafter:
             tokens, positions = token[:, None], positions[:, -1:] + 1
         return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1), torch.stack(largest, 1))
 
+    def _unread(self, state: State, missed: int) -> tuple[Tensor, Tensor]:
+        # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
+        return state.tail(2 + missed)
+
     def keep(self, base: Tensor, path: Tensor) -> None:
         assert self.cache is not None
         self.cache.keep(base, path)
+
+
+class SkipDrafter(ModelDrafter):
+    """The target itself without some of its parts: no second model, and no second cache.
+
+    What it writes to the cache for the tokens it proposes, verification overwrites.
+    """
+
+    def __init__(self, target: Decoder, skips: Collection[int], lookahead: int, sampling: Sampling) -> None:
+        super().__init__(target.skipping(skips), lookahead, sampling, target.shape.vocab)
+
+    def prefill(self, state: State, cache: KVCache) -> None:
+        self.cache = cache
+
+    def _unread(self, state: State, missed: int) -> tuple[Tensor, Tensor]:
+        return state.tail(1)  # the target has read all others
+
+
+def early_exit(layers: int) -> frozenset[int]:
+    """What to skip where nothing was searched for: the second half of the layers."""
+    return frozenset(range(2 * -(-layers // 2), 2 * layers))
 
 
 class TreeDrafter(ModelDrafter):
@@ -133,7 +157,7 @@ class TreeDrafter(ModelDrafter):
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         assert self.cache is not None
         tree, base = self._tree, state.length - 1
-        tokens, positions = state.tail(2 + missed)
+        tokens, positions = self._unread(state, missed)
         hidden = self.decoder(tokens, positions, self.cache, state.span)[:, -1:]
         proposed: list[Tensor] = []
         largest, laws = [], []

@@ -72,7 +72,7 @@ class Engine:
                 self.cache = self.target.new_cache(*self.state.tokens.shape)
             hidden = fill(self.target, self.cache, self.state)
             if self._within_draft_context():
-                self.drafter.prefill(self.state)
+                self.drafter.prefill(self.state, self.cache)
             nothing = Proposal(self.state.tokens[:, :0])
             uniforms = self.noise.advance()
             verdict = verify(

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Literal, TypedDict, Unpack, cast, get_args, overload
 
-from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter, TreeDrafter
+from shallowdraft.decoding.drafters import (
+    Drafter,
+    ModelDrafter,
+    NgramDrafter,
+    NoDrafter,
+    SkipDrafter,
+    TreeDrafter,
+    early_exit,
+)
 from shallowdraft.decoding.engine import UNSOUND, Engine
 from shallowdraft.decoding.pace import LONGEST, Pace
 from shallowdraft.decoding.sampling import Sampling
@@ -23,9 +31,10 @@ RANKS = (0.6, 0.15, 0.07, 0.04, 0.03, 0.02)  # how often a draft's first, second
 KEPT = 4  # engines of a target, each with its caches and captured iterations
 
 Prompt = str | Sequence[int]
+DRAFTLESS = ("skip", "ngram")
 FinishReason = Literal["stop", "length", "context"]
-DrafterName = Literal["model", "tree", "ngram"]
-"""What proposes: a draft model; a draft model that branches; the text itself, where it repeats."""
+DrafterName = Literal["model", "tree", "skip", "ngram"]
+"""What proposes: a draft model; one that branches; the target without some parts; the text itself where it repeats."""
 
 
 class Options(TypedDict, total=False):
@@ -35,6 +44,7 @@ class Options(TypedDict, total=False):
     drafter: DrafterName
     lookahead: int | Literal["auto"]
     nodes: int
+    skips: Sequence[int] | None
     rule: Rule
     max_new_tokens: int
     temperature: float
@@ -53,6 +63,7 @@ class Settings:
     drafter: DrafterName = "model"
     lookahead: int | Literal["auto"] = 5
     nodes: int = 16
+    skips: Sequence[int] | None = None
     rule: Rule = "token"
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -71,8 +82,8 @@ class Settings:
         for name, value, known in (("drafter", self.drafter, DrafterName), ("rule", self.rule, Rule)):
             if value not in get_args(known):
                 raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(get_args(known))}")
-        if self.draft is not None and self.drafter == "ngram":
-            raise OptionError("the ngram drafter takes no draft model; leave one of the two out")
+        if self.draft is not None and self.drafter in DRAFTLESS:
+            raise OptionError(f"the {self.drafter} drafter takes no draft model; leave one of the two out")
         if self.drafter == "tree":
             self._check_tree()
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
@@ -91,7 +102,7 @@ class Settings:
 
     @property
     def speculative(self) -> bool:
-        return self.draft is not None or self.drafter == "ngram"
+        return self.draft is not None or self.drafter in DRAFTLESS
 
     @property
     def tree(self) -> Tree:
@@ -147,12 +158,14 @@ def generate(
     """Decode text or token ids, or a list of either as one batch; with a draft faster, with the same result.
 
     Options and defaults: draft=None, drafter="model" ("tree": the draft branches into `nodes` tokens, 16 by default;
-    "ngram": no draft, the text itself proposes where it repeats), lookahead=5 ("auto": what pays, chosen anew as the
-    text goes; of a tree the depth), rule="token" ("block": drawn proposals are judged as a whole, which accepts more),
-    max_new_tokens=128, temperature=0.0, top_k=None, top_p=None, seed=0, stop=() (strings, not part of the text),
-    stop_tokens=None (the target's own). Generation also ends where the context does. Each row of a batch draws a random
-    stream of its own from (seed, row); the times of a batch are its rows'. With "auto" the times decide which draws are
-    used for what: the law of sampled text is the same, the text of a seed is not.
+    "skip": no draft, the target without the parts that `skips` names, 2 i for the attention of layer i and 2 i + 1 for
+    its FFN, by default the second half of its layers; "ngram": no draft, the text itself proposes where it repeats),
+    lookahead=5 ("auto": what pays, chosen anew as the text goes; of a tree the depth), rule="token" ("block": drawn
+    proposals are judged as a whole, which accepts more), max_new_tokens=128, temperature=0.0, top_k=None, top_p=None,
+    seed=0, stop=() (strings, not part of the text), stop_tokens=None (the target's own). Generation also ends where the
+    context does. Each row of a batch draws a random stream of its own from (seed, row); the times of a batch are its
+    rows'. With "auto" the times decide which draws are used for what: the law of sampled text is the same, the text of
+    a seed is not.
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -373,13 +386,17 @@ def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
     """What an engine is made for; it holds on to the draft, so that no other can have its id."""
     draft = id(settings.draft.decoder) if settings.draft else settings.drafter
     fixed = settings.longest_lookahead, settings.lookahead == "auto", settings.rule, replace(settings.sampling, seed=0)
-    return draft, settings.drafter, settings.nodes, *fixed, rows, slots
+    skips = None if settings.skips is None else tuple(settings.skips)
+    return draft, settings.drafter, settings.nodes, skips, *fixed, rows, slots
 
 
 def _drafter(target: Model, settings: Settings) -> Drafter:
     draft, lookahead = settings.draft, settings.longest_lookahead
     if settings.drafter == "ngram":
         return NgramDrafter(lookahead, settings.sampling, target.shape.vocab)
+    if settings.drafter == "skip":
+        skips = early_exit(target.shape.layers) if settings.skips is None else settings.skips
+        return SkipDrafter(target.decoder, skips, lookahead, settings.sampling)
     if draft is None:
         if settings.drafter == "tree":
             raise OptionError("a tree is proposed by a draft model; give one as draft")

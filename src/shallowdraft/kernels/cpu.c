@@ -46,6 +46,7 @@ typedef struct {
     Norm attn_norm, ffn_norm, q_norm, k_norm;
     Product qkv, out, up, down;
     int64_t window; /* 0: everything */
+    int64_t skips;  /* 1: attention, 2: FFN */
 } Layer;
 
 typedef struct {
@@ -364,23 +365,28 @@ static void layers(const Model *m, float *x, const int64_t *positions, const Tre
     for (int64_t index = 0; index < m->layers; index++) {
         const Layer *l = m->layer + index;
         float *keys = cache + 2 * index * plane, *values = keys + plane;
-        if (!m->post_norm) norm_rows(&l->attn_norm, x, h, R, C, m->eps);
+        if (!(l->skips & 1)) {
+            if (!m->post_norm) norm_rows(&l->attn_norm, x, h, R, C, m->eps);
 #pragma omp barrier
-        multiply(&l->qkv, m->post_norm ? x : h, R, qkv, STORE, 0);
+            multiply(&l->qkv, m->post_norm ? x : h, R, qkv, STORE, 0);
 #pragma omp barrier
-        place(m, l, qkv, positions, tree, batch, tokens, keys, values, slots, cosine, sine);
+            place(m, l, qkv, positions, tree, batch, tokens, keys, values, slots, cosine, sine);
 #pragma omp barrier
-        mix(m, l, qkv, positions, tree, batch, tokens, keys, values, slots, mixed, own);
+            mix(m, l, qkv, positions, tree, batch, tokens, keys, values, slots, mixed, own);
 #pragma omp barrier
-        multiply(&l->out, mixed, R, x, ADD, 0);
+            multiply(&l->out, mixed, R, x, ADD, 0);
 #pragma omp barrier
-        norm_rows(m->post_norm ? &l->attn_norm : &l->ffn_norm, x, m->post_norm ? x : h, R, C, m->eps);
+            if (m->post_norm) norm_rows(&l->attn_norm, x, x, R, C, m->eps);
+        }
+        if (!(l->skips & 2)) {
+            if (!m->post_norm) norm_rows(&l->ffn_norm, x, h, R, C, m->eps);
 #pragma omp barrier
-        multiply(&l->up, m->post_norm ? x : h, R, ffn, m->gated ? GATE : ACTIVATE, m->activation);
+            multiply(&l->up, m->post_norm ? x : h, R, ffn, m->gated ? GATE : ACTIVATE, m->activation);
 #pragma omp barrier
-        multiply(&l->down, ffn, R, x, ADD, 0);
+            multiply(&l->down, ffn, R, x, ADD, 0);
 #pragma omp barrier
-        if (m->post_norm) norm_rows(&l->ffn_norm, x, x, R, C, m->eps);
+            if (m->post_norm) norm_rows(&l->ffn_norm, x, x, R, C, m->eps);
+        }
     }
     if (m->final.weight) norm_rows(&m->final, x, x, R, C, m->eps);
 }

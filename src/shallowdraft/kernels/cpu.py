@@ -46,6 +46,7 @@ class Layer(Structure):
         *((name, Norm) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm")),
         *((name, Product) for name in ("qkv", "out", "up", "down")),
         ("window", c_int64),
+        ("skips", c_int64),
     )
 
 

@@ -3,7 +3,8 @@
 Shapes: B rows, T tokens of a pass, C d_model, H query heads, G key/value heads, D head width, S attended slots.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
 
@@ -60,6 +61,8 @@ class Decoder(nn.Module):
         self.kept: dict[Any, Any] = {}
         """What those who decode with it want to find again."""
         self.packing: Packing = "none"
+        self.skips: frozenset[int] = frozenset()
+        """Parts that are left out: 2 i is the attention of layer i, 2 i + 1 its FFN."""
         self.recompute = False
         """In training: compute a block's activations again on the way back instead of keeping them."""
 
@@ -149,11 +152,12 @@ class Decoder(nn.Module):
         return x
 
     def _through(self, x: Tensor, attention: Attention) -> Tensor:
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
+            skips = 2 * index in self.skips, 2 * index + 1 in self.skips
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, attention, use_reentrant=False)
+                x = checkpoint(block, x, attention, skips, use_reentrant=False)
             else:
-                x = block(x, attention)
+                x = block(x, attention, skips)
         return self._normed(x)
 
     def _normed(self, x: Tensor) -> Tensor:
@@ -179,6 +183,20 @@ class Decoder(nn.Module):
             self.fused = fused.fuse(self.shape, self.blocks, self.norm, self.head, self.dtype)
         self.packing = packing
         return self
+
+    def skipping(self, skips: Collection[int]) -> "Decoder":
+        """The same weights without some parts, which `skips` names; it may share a cache with the whole."""
+        if wrong := [part for part in skips if not 0 <= part < 2 * self.shape.layers]:
+            raise OptionError(
+                f"part {wrong[0]} cannot be skipped: {self.shape} has parts 0 to {2 * self.shape.layers - 1}"
+            )
+        view = copy.copy(self)
+        view.skips, view.kept = frozenset(skips), {}
+        if self.native is not None:
+            view.native = native.NativeLayers(self.shape, self.blocks, self.norm, skips)
+        if self.fused is not None:
+            view.fused = fused.fuse(self.shape, self.blocks, self.norm, self.head, self.dtype, skips)
+        return view
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Decoder":
         if self.packing != "none":  # the kernel knows the weights by address
@@ -220,13 +238,14 @@ class Block(nn.Module):
         self.up = Projection(width, shape.d_model, bias=shape.ffn_bias, gated=shape.gated)
         self.down = Projection(shape.d_model, shape.ffn, bias=shape.ffn_bias)
 
-    def forward(self, x: Tensor, attention: Attention) -> Tensor:
-        if self.shape.post_norm:
-            x = self.attn_norm(x + self.attend(x, attention))
-            normed: Tensor = self.ffn_norm(x + self.feed(x))
-            return normed
-        x = x + self.attend(self.attn_norm(x), attention)
-        return x + self.feed(self.ffn_norm(x))
+    def forward(self, x: Tensor, attention: Attention, skips: tuple[bool, bool] = (False, False)) -> Tensor:
+        """`skips`: attention and its norm, FFN and its norm."""
+        post = self.shape.post_norm
+        if not skips[0]:
+            x = self.attn_norm(x + self.attend(x, attention)) if post else x + self.attend(self.attn_norm(x), attention)
+        if not skips[1]:
+            x = self.ffn_norm(x + self.feed(x)) if post else x + self.feed(self.ffn_norm(x))
+        return x
 
     def attend(self, x: Tensor, attention: Attention) -> Tensor:
         rows, tokens, _ = x.shape

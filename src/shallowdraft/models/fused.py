@@ -4,6 +4,7 @@ Where rows are many, reading the weights is no longer all: there cuBLAS multipli
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -36,20 +37,31 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
 
 
 def fuse(
-    shape: ModelShape, blocks: nn.ModuleList, norm: nn.Module | None, head: Projection, dtype: torch.dtype
+    shape: ModelShape,
+    blocks: nn.ModuleList,
+    norm: nn.Module | None,
+    head: Projection,
+    dtype: torch.dtype,
+    skips: Collection[int] = (),
 ) -> "FusedLayers | None":
     """The layers on these kernels; None, said once, where they cannot be."""
     if reason := why_not(shape, dtype, head.weight.device):
         log.warning("%s runs on PyTorch's own operations, several times slower: our kernels %s", shape, reason)
         return None
-    return FusedLayers(shape, blocks, norm, head)
+    return FusedLayers(shape, blocks, norm, head, skips=skips)
 
 
 class FusedLayers:
     """The blocks of a decoder, its final norm and its head."""
 
     def __init__(
-        self, shape: ModelShape, blocks: nn.ModuleList, norm: Any, head: Projection, tilings: Any = None
+        self,
+        shape: ModelShape,
+        blocks: nn.ModuleList,
+        norm: Any,
+        head: Projection,
+        tilings: Any = None,
+        skips: Collection[int] = (),
     ) -> None:
         from shallowdraft.kernels import gpu
 
@@ -57,6 +69,7 @@ class FusedLayers:
         self._shared = shape.heads // shape.kv_heads
         self._activation = gpu.GATED if shape.gated else shape.activation
         self._rounded = head.scale is not None
+        self._skips = skips
         self._layers = [
             _Layer(
                 block,
@@ -83,29 +96,41 @@ class FusedLayers:
         """Embedded tokens [B, T, C] at positions [B, T] -> the residual stream [B, T, C] before the final norm."""
         size = x.shape
         x, positions = x.reshape(-1, size[-1]), positions.contiguous()
-        for layer, (keys, values) in zip(self._layers, cache.layers, strict=True):
-            block, many = layer.block, self._many(x)
-            qkv = block.qkv(block.attn_norm(x)) if many else self._product(x, layer.qkv, norm=layer.attn_norm)
-            mixed = self._gpu.attend(
-                qkv,
-                positions,
-                keys,
-                values,
-                cache.rope,
-                layer.heads,
-                gains=layer.gains,
-                counters=self._free_counters(x.device, len(positions) * layer.heads.groups),
-                splits=self._gpu.splits(self._chip, len(positions), layer.heads.groups, cache.slots),
-                pdl=self._chip.early,
-            )
-            if many:
-                x = x + block.out(mixed)
-                x = x + block.feed(block.ffn_norm(x))
-            else:
-                x = self._product(mixed, layer.out, residual=x)
-                inner = self._product(x, layer.up, norm=layer.ffn_norm, activation=self._activation)
-                x = self._product(inner, layer.down, residual=x)
+        for index, layer in enumerate(self._layers):
+            if 2 * index not in self._skips:
+                x = self._attended(x, positions, layer, cache, cache.layers[index])
+            if 2 * index + 1 not in self._skips:
+                x = self._fed(x, layer)
         return x.view(size)
+
+    def _attended(
+        self, x: Tensor, positions: Tensor, layer: "_Layer", cache: KVCache, slots: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        block, many = layer.block, self._many(x)
+        qkv = block.qkv(block.attn_norm(x)) if many else self._product(x, layer.qkv, norm=layer.attn_norm)
+        mixed = self._gpu.attend(
+            qkv,
+            positions,
+            *slots,
+            cache.rope,
+            layer.heads,
+            gains=layer.gains,
+            counters=self._free_counters(x.device, len(positions) * layer.heads.groups),
+            splits=self._gpu.splits(self._chip, len(positions), layer.heads.groups, cache.slots),
+            pdl=self._chip.early,
+        )
+        if many:
+            out: Tensor = block.out(mixed)
+            return x + out
+        return self._product(mixed, layer.out, residual=x)
+
+    def _fed(self, x: Tensor, layer: "_Layer") -> Tensor:
+        block = layer.block
+        if self._many(x):
+            fed: Tensor = block.feed(block.ffn_norm(x))
+            return x + fed
+        inner = self._product(x, layer.up, norm=layer.ffn_norm, activation=self._activation)
+        return self._product(inner, layer.down, residual=x)
 
     def largest(self, x: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
         """Residual stream [B, T, C] -> the largest of the first `vocab` logits and its token, [B, T] each."""

@@ -1,6 +1,7 @@
 """A decoder's layers as one call into the C kernel; what it computes is `Decoder.layers`, its reference."""
 
 import ctypes
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,11 @@ from shallowdraft.shapes import ModelShape
 class NativeLayers:
     """The packed blocks of a decoder, by address; the decoder must outlive it."""
 
-    def __init__(self, shape: ModelShape, blocks: nn.ModuleList, norm: nn.Module | None) -> None:
-        self._layers = (cpu.Layer * shape.layers)(*map(_layer, blocks, shape.windows()))
+    def __init__(
+        self, shape: ModelShape, blocks: nn.ModuleList, norm: nn.Module | None, skips: Collection[int] = ()
+    ) -> None:
+        skipped = ((2 * layer in skips) + 2 * (2 * layer + 1 in skips) for layer in range(shape.layers))
+        self._layers = (cpu.Layer * shape.layers)(*map(_layer, blocks, shape.windows(), skipped))
         self._model = cpu.Model(
             shape.layers,
             shape.d_model,
@@ -114,10 +118,10 @@ def _tree(tree: TreePass) -> cpu.Tree:
     return cpu.Tree(*(part.data_ptr() for part in (tree.base, tree.nodes, tree.seen, tree.depths)))
 
 
-def _layer(block: nn.Module, window: int | None) -> cpu.Layer:
+def _layer(block: nn.Module, window: int | None, skips: int) -> cpu.Layer:
     norms = (_norm(getattr(block, name)) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm"))
     products = (getattr(block, name).product() for name in ("qkv", "out", "up", "down"))
-    return cpu.Layer(*norms, *products, window or 0)
+    return cpu.Layer(*norms, *products, window or 0, skips)
 
 
 def _norm(norm: nn.Module | None) -> cpu.Norm:
