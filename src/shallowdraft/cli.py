@@ -26,6 +26,7 @@ from shallowdraft.commands.profile import Profile
 from shallowdraft.commands.prune import Prune
 from shallowdraft.commands.record import Record
 from shallowdraft.commands.replay import Replay
+from shallowdraft.commands.skip_search import SkipSearch
 from shallowdraft.commands.study import Study
 from shallowdraft.commands.zoo import Zoo
 from shallowdraft.errors import ShallowdraftError
@@ -42,6 +43,7 @@ Verb = (
     | Annotated[Predict, subcommand("predict")]
     | Annotated[Accuracy, subcommand("accuracy")]
     | Annotated[Design, subcommand("design")]
+    | Annotated[SkipSearch, subcommand("skip-search")]
     | Annotated[Pretrain, subcommand("pretrain")]
     | Annotated[Prune, subcommand("prune")]
     | Annotated[Distill, subcommand("distill")]

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -36,6 +37,8 @@ class Generate(DraftCommand):
     of it skipped; or the text, where it repeats (ngram)."""
     nodes: int = 16
     """Of a tree: how many tokens it has; --lookahead is its depth."""
+    skips: Name = None
+    """With --drafter skip: what skip-search wrote. Default: the second half of the layers."""
     rule: Literal["token", "block"] = "token"
     """How drawn proposals are judged: token by token, or as a whole, which accepts more. Either is lossless."""
     lookahead: int | Literal["auto"] = 5
@@ -83,9 +86,10 @@ class Generate(DraftCommand):
             "seed": self.seed,
             "stop": self.stop,
         }
-        speculative = (
-            Settings(**options).speculative or self.draft is not None
-        )  # wrong options are found before loading
+        if self.skips is not None:
+            options["skips"] = self._skips(self.skips)
+        settings = Settings(**options)  # a wrong option is found before a model is loaded
+        speculative = settings.speculative or self.draft is not None
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft is not None:
             options["draft"] = self.load_draft(self.draft)
@@ -108,6 +112,13 @@ class Generate(DraftCommand):
             whole_run = _summary(sd.total(stats, one_batch=False), speculative=speculative)
             _say(f"{len(stats)} prompts: {whole_run}")
         return 0
+
+    def _skips(self, file: str) -> tuple[int, ...]:
+        from shallowdraft.study.skips import read_trials
+
+        if self.drafter != "skip":
+            raise OptionError("--skips is for --drafter skip")
+        return read_trials(Path(file))[0].skips
 
 
 def _drain(pieces: "Stream") -> "Generation":

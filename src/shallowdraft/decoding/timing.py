@@ -65,6 +65,5 @@ def time_beside_plain(
 
 def _endless(target: Model, prompts: list[list[int]], settings: Settings, iterations: int) -> Run:
     """A run that has not ended after so many iterations."""
-    longest = settings.longest_lookahead if settings.draft else 0
-    most = 1 + (iterations + 2) * (longest + 1)
+    most = 1 + (iterations + 2) * (settings.longest_lookahead + 1)
     return Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=()))

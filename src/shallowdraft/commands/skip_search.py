@@ -1,0 +1,83 @@
+"""shallowdraft skip-search: which parts of a target it should leave out when it drafts for itself."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from shallowdraft.commands.options import ModelCommand
+from shallowdraft.errors import OptionError
+
+if TYPE_CHECKING:
+    from shallowdraft.study.skips import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipSearch(ModelCommand):
+    """Find which attention and FFN parts a target should skip when it drafts for itself (generate --drafter skip).
+
+    Bayesian optimisation of the predicted speed over a greedy trace, beginning with regular patterns. Stopped half-way,
+    the same command goes on; with more --trials it goes further.
+    Example: shallowdraft skip-search --target DIR --trace trace.jsonl --out skips.jsonl
+    """
+
+    target: str
+    """Checkpoint folder, hub id or zoo name."""
+    trace: str
+    """What `record` wrote for it, greedily."""
+    out: str
+    """Every trial: a file of JSON lines, which generate --skips reads."""
+    trials: int = 80
+    """Sets of parts to try."""
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print {"best": {"skips", "lookahead", "tar", "speed_up"}, "best_uniform": {…}, "trials": N}."""
+
+    def run(self) -> int:
+        import shallowdraft as sd
+        from shallowdraft.commands.progress import follow
+        from shallowdraft.replay.traces import read_trace
+        from shallowdraft.study.skips import read_trials, search
+
+        if self.trials < 1:
+            raise OptionError(f"trials is {self.trials}; it must be at least 1")
+        self.set_threads()
+        trace = read_trace(Path(self.trace))
+        target = sd.load(self.target, self.dtype, self.device)
+        trace.require_vocabulary(target)
+        follow("trying what to skip", search(target, trace, Path(self.out), self.trials), self.trials)
+        found = read_trials(Path(self.out))
+        regular = next((trial for trial in found if trial.uniform), None)
+        if self.json_output:
+            shown = {"best": asdict(found[0]), "best_uniform": regular and asdict(regular), "trials": len(found)}
+            print(json.dumps(shown))
+        else:
+            _show(found[0], regular, target.shape.layers)
+            print(
+                f"shallowdraft generate --target {self.target} --drafter skip --skips {self.out} "
+                f"--lookahead {found[0].lookahead} …"
+            )
+        return 0
+
+
+def _show(best: "Trial", regular: "Trial | None", layers: int) -> None:
+    from shallowdraft.commands.tables import new_table, table_console
+
+    table = new_table("skipped", "attention", "FFN", "d", "TAR", "predicted")
+    for name, trial in (("best found", best), ("best regular", regular)):
+        if trial is not None:
+            attention = sum(part % 2 == 0 for part in trial.skips)
+            table.add_row(
+                name,
+                f"{attention} of {layers}",
+                f"{len(trial.skips) - attention} of {layers}",
+                str(trial.lookahead),
+                f"{trial.tar:.2f}",
+                f"{trial.speed_up:.2f}x",
+            )
+    table_console().print(table)
+    kinds = {0: "attention of layers", 1: "FFN of layers"}
+    for kind, name in kinds.items():
+        layers_of = [str(part // 2) for part in best.skips if part % 2 == kind]
+        print(f"{name} {', '.join(layers_of) or 'none'}")

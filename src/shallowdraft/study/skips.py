@@ -1,0 +1,181 @@
+"""Which of its parts a target can leave out when it drafts for itself: Bayesian optimisation of predicted tokens/s.
+
+Part 2 i is the attention of layer i, part 2 i + 1 its FFN. Acceptance comes from decoding a trace's prompts with the
+parts left out; seconds come from a few timings, because a step costs what is kept of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from shallowdraft.decoding.generation import Options, generate
+from shallowdraft.decoding.timing import time_beside_plain
+from shallowdraft.errors import OptionError, RecordError
+from shallowdraft.models.model import Model
+from shallowdraft.records import Record, Records
+from shallowdraft.replay.traces import Output, Trace
+
+KIND = "skip search"
+LONGEST = 8  # lookahead at which acceptance is counted
+TIMED = (1, 2, 4, 8)  # lookaheads
+WARM_UP, COUNT, TURNS = 2, 6, 3  # iterations and turns of a timing
+PROMPTS, NEW_TOKENS = 8, 48
+
+Skips = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a draft step, by what it keeps, and of all else in an iteration."""
+
+    plain_s: float
+    start_s: float
+    attention_s: float
+    """Of one layer."""
+    ffn_s: float
+    layers: int
+    rest_s: dict[str, float]
+    """By lookahead: verification and what lies between."""
+
+    def step_s(self, skips: Skips) -> float:
+        attention = self.layers - sum(part % 2 == 0 for part in skips)
+        ffn = self.layers - sum(part % 2 for part in skips)
+        return self.start_s + attention * self.attention_s + ffn * self.ffn_s
+
+    def iteration_s(self, skips: Skips, lookahead: int) -> float:
+        return lookahead * self.step_s(skips) + self._rest(lookahead)
+
+    def _rest(self, lookahead: int) -> float:
+        """Measured, or between two that were."""
+        below = max(d for d in TIMED if d <= lookahead)
+        above = min(d for d in TIMED if d >= lookahead)
+        share = (lookahead - below) / max(1, above - below)
+        return self.rest_s[str(below)] * (1 - share) + self.rest_s[str(above)] * share
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried, and what it is worth at its best lookahead."""
+
+    skips: Skips
+    uniform: bool
+    """Whether it is a regular pattern, tried first."""
+    lookahead: int
+    tar: float
+    speed_up: float
+    """Predicted, over plain decoding."""
+
+
+def uniform_skips(layers: int) -> list[Skips]:
+    """Early exits, and every second, third, fourth layer: all of it, or its attention."""
+    exits = [range(2 * max(1, round(layers * share)), 2 * layers) for share in (0.25, 0.5, 0.75, 0.9)]
+    found = [tuple(skipped) for skipped in exits]
+    for step in (2, 3, 4, 6):
+        chosen = range(1, layers - 1, step)
+        found += [tuple(2 * layer for layer in chosen), tuple(part for i in chosen for part in (2 * i, 2 * i + 1))]
+    return [skips for skips in dict.fromkeys(found) if skips]
+
+
+def measure_costs(target: Model, prompt: Sequence[int]) -> Costs:
+    """Time drafting with some parts and others, and all else of an iteration at some lookaheads."""
+    layers = target.shape.layers
+    both = range(2 * layers)
+    patterns = (both[:0], both[::2], both[1::2], both, both[layers // 2 :], both[layers:])
+    ways: list[Options] = [{"drafter": "skip", "skips": tuple(one), "lookahead": TIMED[-1]} for one in patterns]
+    ways += [{"drafter": "skip", "skips": (), "lookahead": lookahead} for lookahead in TIMED[:-1]]
+    turns = time_beside_plain(target, [list(prompt)], ways, warm_up=WARM_UP, count=COUNT, turns=TURNS)
+    best = [min((turn[way][1] for turn in turns), key=lambda times: times.total_s) for way in range(len(ways))]
+    steps = [times.draft_s / COUNT / TIMED[-1] for times in best[: len(patterns)]]
+    kept = [
+        [1, layers - sum(part % 2 == 0 for part in one), layers - sum(part % 2 for part in one)] for one in patterns
+    ]
+    (start_s, attention_s, ffn_s), _ = nnls(np.array(kept, dtype=float), np.array(steps))
+    rests = [(times.total_s - times.draft_s) / COUNT for times in (*best[len(patterns) :], best[0])]
+    return Costs(
+        plain_s=min(beside.total_s for turn in turns for beside, *_ in turn) / COUNT,
+        start_s=float(start_s),
+        attention_s=float(attention_s),
+        ffn_s=float(ffn_s),
+        layers=layers,
+        rest_s={str(lookahead): rest for lookahead, rest in zip(TIMED, rests, strict=True)},
+    )
+
+
+def judge(target: Model, outputs: Sequence[Output], costs: Costs, skips: Skips, uniform: bool) -> Trial:
+    """Decode the prompts of a trace; predict from acceptance by position which lookahead is fastest, and how fast."""
+    outs = generate(
+        target,
+        [output.prompt for output in outputs],
+        drafter="skip",
+        skips=skips,
+        lookahead=LONGEST,
+        max_new_tokens=NEW_TOKENS,
+        stop_tokens=(),
+    )
+    accepted = [count for out in outs for count in out.accepted_by_iteration]
+    tar, chance, best = 1.0, 1.0, Trial(skips, uniform, 1, 1.0, 0.0)
+    for lookahead in range(1, LONGEST + 1):
+        reached = sum(count >= lookahead - 1 for count in accepted)
+        chance *= sum(count >= lookahead for count in accepted) / max(1, reached)
+        tar += chance
+        speed_up = tar * costs.plain_s / costs.iteration_s(skips, lookahead)
+        if speed_up > best.speed_up:
+            best = Trial(skips, uniform, lookahead, tar, speed_up)
+    return best
+
+
+def search(target: Model, trace: Trace, path: Path, trials: int) -> Iterator[int]:
+    """Try so many sets of parts, or what is left of them; how many are done. Each is in the file before the next."""
+    try:
+        import optuna
+    except ImportError:
+        raise OptionError("the search needs optuna; install it: pip install 'shallowdraft[train]'") from None
+    if not trace.sampling.greedy:
+        raise OptionError("the trace was sampled; the search needs a greedy one (record without --temperature)")
+    outputs = trace.outputs[:: max(1, len(trace.outputs) // PROMPTS)][:PROMPTS]
+    about = {"target": target.name, "outputs": [output.key for output in outputs], "new_tokens": NEW_TOKENS}
+    records = Records.open(path, KIND, about)
+    done = list(records)
+    if not done:
+        done = [asdict(measure_costs(target, outputs[0].prompt))]
+        records.append(done[0])
+    costs = Costs(**done[0])
+    parts = [f"part {part}" for part in range(2 * target.shape.layers)]
+    either: dict[str, Any] = dict.fromkeys(parts, optuna.distributions.CategoricalDistribution((False, True)))
+
+    def named(skips: Skips) -> dict[str, Any]:
+        return {name: part in skips for part, name in enumerate(parts)}
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(done)))
+    tried = [_trial(record) for record in done[1:]]
+    for one in tried:
+        study.add_trial(optuna.trial.create_trial(params=named(one.skips), distributions=either, value=one.speed_up))
+    first = [skips for skips in uniform_skips(target.shape.layers) if skips not in {one.skips for one in tried}]
+    yield len(tried)
+    for number in range(len(tried), trials):
+        uniform = bool(first)
+        if uniform:
+            study.enqueue_trial(named(first.pop(0)))
+        asked = study.ask(either)
+        skips = tuple(part for part, name in enumerate(parts) if asked.params[name])
+        found = judge(target, outputs, costs, skips, uniform)
+        study.tell(asked, found.speed_up)
+        records.append(asdict(found))
+        yield number + 1
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """What a search has tried, the best first."""
+    found = [_trial(record) for record in list(Records.read(path, KIND))[1:]]
+    if not found:
+        raise RecordError(f"{path}: nothing was tried yet; run skip-search on")
+    return sorted(found, key=lambda trial: -trial.speed_up)
+
+
+def _trial(record: Record) -> Trial:
+    return Trial(**record | {"skips": tuple(record["skips"])})
