@@ -57,3 +57,12 @@ def test_trees_that_cannot_be(options: dict[str, object], pair):
     target, draft = pair("llama")
     with pytest.raises(OptionError, match="tree"):
         sd.generate(target, [1], draft=draft, drafter="tree", **{"lookahead": 4} | options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"acceptance": 1.5}, {"acceptance": 0.9, "lookahead": "auto"}, {"acceptance": 0.5, "drafter": "tree"}]
+)
+def test_acceptances_that_cannot_be(options: dict[str, object], pair):
+    target, draft = pair("llama")
+    with pytest.raises(OptionError, match="acceptance"):
+        sd.generate(target, [1], draft=draft, **options)

@@ -68,6 +68,19 @@ def test_trees_of_every_family(kind: str, lookahead: int, nodes: int, pair):
         assert tars[1] < tars[0]
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral-window", "opt-350m"])
+@pytest.mark.parametrize("drafter", ["model", "skip"])
+def test_a_draft_that_stops_where_it_is_unsure(kind: str, drafter: str, pair):
+    target, draft = pair(kind)
+    proposing = draft if drafter == "model" else None
+    assert_lossless(target, proposing, PROMPTS, 8, {"drafter": drafter, "acceptance": 0.8}, max_new_tokens=48)
+    options = {"draft": proposing, "drafter": drafter, "lookahead": 8, "max_new_tokens": 48, "stop_tokens": ()}
+    eager, careful = (
+        sd.generate(target, PROMPTS[0], acceptance=acceptance, **options).stats for acceptance in (None, 0.95)
+    )
+    assert careful.drafted < eager.drafted
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("skips", [None, (), (0,), (3, 2, 1)], ids=str)
 def test_a_target_that_drafts_for_itself(kind: str, skips: tuple[int, ...] | None, pair):

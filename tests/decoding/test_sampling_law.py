@@ -13,7 +13,8 @@ from scipy import stats
 
 import shallowdraft as sd
 from shallowdraft.decoding import verification
-from shallowdraft.decoding.verification import Verdict
+from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.verification import Proposal, Verdict
 from shallowdraft.models.synthetic import random_decoder
 from shallowdraft.shapes import ModelShape
 
@@ -205,6 +206,22 @@ def test_the_joint_law_of_block_verification(models, prompts, lookahead: int, sa
 def test_the_joint_law_of_a_target_that_drafts_for_itself(models):
     strategy = {"drafter": "skip", "skips": [1, 2]}
     assert p_value(models, ONE, 2, 20_000, strategy=strategy, temperature=1.0) > ALPHA
+
+
+def test_the_joint_law_of_a_draft_that_stops_where_it_is_unsure(models, monkeypatch):
+    """And that a token which was drawn must not be left out because it is unlikely."""
+    strategy = {"draft": models[1], "acceptance": 0.7}
+    assert p_value(models, ONE, 2, 1, samples=4_000, strategy=strategy, temperature=1.0) > ALPHA
+    propose = ModelDrafter.propose
+
+    def dropping(self, state, uniforms, missed):
+        found = propose(self, state, uniforms, missed)
+        count = found.tokens.shape[1]
+        count -= bool(found.q[0, -1, found.tokens[0, -1]] < self.confidence.threshold)
+        return Proposal(found.tokens[:, :count], found.q[:, :count], found.largest[:, :count])
+
+    monkeypatch.setattr(ModelDrafter, "propose", dropping)
+    assert p_value(models, ONE, 2, 1, samples=4_000, strategy=strategy, temperature=1.0) < CAUGHT
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -39,6 +39,9 @@ class Generate(DraftCommand):
     """Of a tree: how many tokens it has; --lookahead is its depth."""
     skips: Name = None
     """With --drafter skip: what skip-search wrote. Default: the second half of the layers."""
+    acceptance: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
+    """Draft on only while the draft is sure enough, so that about this share of its tokens is kept; --lookahead is then
+    the most. Not on a GPU."""
     rule: Literal["token", "block"] = "token"
     """How drawn proposals are judged: token by token, or as a whole, which accepts more. Either is lossless."""
     lookahead: int | Literal["auto"] = 5
@@ -77,6 +80,7 @@ class Generate(DraftCommand):
         options: Options = {
             "drafter": self.drafter,
             "nodes": self.nodes,
+            "acceptance": self.acceptance,
             "rule": self.rule,
             "lookahead": self.lookahead,
             "max_new_tokens": self.max_new_tokens,

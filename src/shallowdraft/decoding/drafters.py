@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shallowdraft.decoding.pace import Confidence
 from shallowdraft.decoding.sampling import Sampling, draw, drawn, in_vocabulary, probabilities, without
 from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
@@ -86,10 +87,17 @@ def copied(tokens: Tensor, length: Tensor, count: int) -> Tensor:
 
 
 class ModelDrafter:
-    """A smaller model that decodes ahead with a cache of its own."""
+    """A smaller model that decodes ahead with a cache of its own, as far as it may or as long as it is confident."""
 
-    def __init__(self, decoder: Decoder, lookahead: int, sampling: Sampling, target_vocab: int) -> None:
-        self.decoder, self.lookahead, self.sampling = decoder, lookahead, sampling
+    def __init__(
+        self,
+        decoder: Decoder,
+        lookahead: int,
+        sampling: Sampling,
+        target_vocab: int,
+        confidence: Confidence | None = None,
+    ) -> None:
+        self.decoder, self.lookahead, self.sampling, self.confidence = decoder, lookahead, sampling, confidence
         self.nodes = lookahead
         self._vocab = target_vocab
         self.cache: KVCache | None = None
@@ -103,18 +111,27 @@ class ModelDrafter:
         tokens, positions = self._unread(state, missed)
         steps = uniforms.shape[1]
         assert self.cache is not None
-        if self.sampling.greedy:
+        greedy = self.sampling.greedy
+        if greedy and self.confidence is None:
             proposed, best = self.decoder.decode(tokens, positions, self.cache, state.span, steps, self._vocab)
             return Proposal(proposed, None, best)
         drafted, largest, laws = [], [], []
         for step in range(steps):
             hidden = self.decoder(tokens, positions, self.cache, state.span)
-            law, token, best = drawn(self.decoder.head(hidden[:, -1]), self.sampling, self._vocab, uniforms[:, step])
+            logits = self.decoder.head(hidden[:, -1])
+            if greedy:
+                law = in_vocabulary(logits, self._vocab).float().softmax(-1)
+                best, token = logits[:, : self._vocab].max(-1)
+            else:
+                law, token, best = drawn(logits, self.sampling, self._vocab, uniforms[:, step])
             laws.append(law)
             drafted.append(token)
             largest.append(best)
             tokens, positions = token[:, None], positions[:, -1:] + 1
-        return Proposal(torch.stack(drafted, 1), torch.stack(laws, 1), torch.stack(largest, 1))
+            if self.confidence and bool((law.gather(1, tokens) < self.confidence.threshold).all()):
+                break
+        q = None if greedy else torch.stack(laws, 1)
+        return Proposal(torch.stack(drafted, 1), q, torch.stack(largest, 1))
 
     def _unread(self, state: State, missed: int) -> tuple[Tensor, Tensor]:
         # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
@@ -131,8 +148,15 @@ class SkipDrafter(ModelDrafter):
     What it writes to the cache for the tokens it proposes, verification overwrites.
     """
 
-    def __init__(self, target: Decoder, skips: Collection[int], lookahead: int, sampling: Sampling) -> None:
-        super().__init__(target.skipping(skips), lookahead, sampling, target.shape.vocab)
+    def __init__(
+        self,
+        target: Decoder,
+        skips: Collection[int],
+        lookahead: int,
+        sampling: Sampling,
+        confidence: Confidence | None = None,
+    ) -> None:
+        super().__init__(target.skipping(skips), lookahead, sampling, target.shape.vocab, confidence)
 
     def prefill(self, state: State, cache: KVCache) -> None:
         self.cache = cache

@@ -13,7 +13,7 @@ from torch import Tensor
 from shallowdraft.decoding.clock import new_clock
 from shallowdraft.decoding.drafters import Drafter, NoDrafter
 from shallowdraft.decoding.noise import Noise
-from shallowdraft.decoding.pace import Pace
+from shallowdraft.decoding.pace import Confidence, Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import State, fill, new_state
 from shallowdraft.decoding.verification import Proposal, Rule, Verdict, verify, verify_choice
@@ -37,7 +37,7 @@ class Engine:
         prompts: list[list[int]],
         limits: list[int],
         draft_context: int | None = None,
-        pace: Pace | None = None,
+        pace: Pace | Confidence | None = None,
         rule: Rule = "token",
     ) -> None:
         self.target, self.drafter, self.sampling, self.rule = target, drafter, sampling, rule
@@ -57,7 +57,7 @@ class Engine:
         self.noise.begin(None if self.sampling.greedy else seed, steps)
         self._missed = 0  # iterations since the drafter was last asked
 
-    def restart(self, prompts: list[list[int]], limits: list[int], seed: int, pace: Pace | None) -> None:
+    def restart(self, prompts: list[list[int]], limits: list[int], seed: int, pace: Pace | Confidence | None) -> None:
         """As many other prompts, no longer than what there is room for; what was captured is used again."""
         self.state.refill(prompts, limits)
         self.clock.reset()
@@ -102,7 +102,9 @@ class Engine:
             coins, last = uniforms[:, nodes : 2 * nodes], uniforms[:, -1]
             if proposal.tree is not None:
                 return self._tree_verified(tokens, proposal, coins, last)
-            positions = positions + self.state.steps(0, d + 1)
+            if proposal.tokens.shape[1] < d:  # the drafter was not sure enough to go on
+                coins = coins[:, : proposal.tokens.shape[1]]
+            positions = positions + self.state.steps(0, tokens.shape[1])
             if self.sampling.greedy:
                 vocab = self.target.shape.vocab
                 best, choice = self.target.choose(tokens, positions, self.cache, self.state.span, vocab)

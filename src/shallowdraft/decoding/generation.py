@@ -16,7 +16,7 @@ from shallowdraft.decoding.drafters import (
     early_exit,
 )
 from shallowdraft.decoding.engine import UNSOUND, Engine
-from shallowdraft.decoding.pace import LONGEST, Pace
+from shallowdraft.decoding.pace import LONGEST, Confidence, Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import slots_for
 from shallowdraft.decoding.statistics import Statistics, Times
@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
     lookahead: int | Literal["auto"]
     nodes: int
     skips: Sequence[int] | None
+    acceptance: float | None
     rule: Rule
     max_new_tokens: int
     temperature: float
@@ -64,6 +65,7 @@ class Settings:
     lookahead: int | Literal["auto"] = 5
     nodes: int = 16
     skips: Sequence[int] | None = None
+    acceptance: float | None = None
     rule: Rule = "token"
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -86,11 +88,19 @@ class Settings:
             raise OptionError(f"the {self.drafter} drafter takes no draft model; leave one of the two out")
         if self.drafter == "tree":
             self._check_tree()
+        if self.acceptance is not None:
+            self._check_acceptance()
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number of at least 1")
         _ = self.sampling  # checks the rest
         if isinstance(self.stop, str) or "" in self.stop:
             raise OptionError("stop must be a list of strings, none of them empty")
+
+    def _check_acceptance(self) -> None:
+        if not isinstance(self.acceptance, int | float) or not 0 < self.acceptance < 1:
+            raise OptionError(f"acceptance is {self.acceptance!r}; it must be above 0 and below 1")
+        if self.drafter not in ("model", "skip") or self.lookahead == "auto":
+            raise OptionError("acceptance is for the model and skip drafters, with a lookahead in numbers: the longest")
 
     def _check_tree(self) -> None:
         if self.lookahead == "auto" or self.rule != "token":
@@ -160,12 +170,13 @@ def generate(
     Options and defaults: draft=None, drafter="model" ("tree": the draft branches into `nodes` tokens, 16 by default;
     "skip": no draft, the target without the parts that `skips` names, 2 i for the attention of layer i and 2 i + 1 for
     its FFN, by default the second half of its layers; "ngram": no draft, the text itself proposes where it repeats),
-    lookahead=5 ("auto": what pays, chosen anew as the text goes; of a tree the depth), rule="token" ("block": drawn
-    proposals are judged as a whole, which accepts more), max_new_tokens=128, temperature=0.0, top_k=None, top_p=None,
-    seed=0, stop=() (strings, not part of the text), stop_tokens=None (the target's own). Generation also ends where the
-    context does. Each row of a batch draws a random stream of its own from (seed, row); the times of a batch are its
-    rows'. With "auto" the times decide which draws are used for what: the law of sampled text is the same, the text of
-    a seed is not.
+    lookahead=5 ("auto": what pays, chosen anew as the text goes; of a tree the depth), acceptance=None (a share: the
+    draft goes on only as long as it is sure enough for so much of what it proposes to be kept), rule="token" ("block":
+    drawn proposals are judged as a whole, which accepts more), max_new_tokens=128, temperature=0.0, top_k=None,
+    top_p=None, seed=0, stop=() (strings, not part of the text), stop_tokens=None (the target's own). Generation also
+    ends where the context does. Each row of a batch draws a random stream of its own from (seed, row); the times of a
+    batch are its rows'. With "auto" the times decide which draws are used for what: the law of sampled text is the
+    same, the text of a seed is not.
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -362,8 +373,10 @@ def _new_row(target: Model, settings: Settings, prompt_tokens: int, pieces: bool
 def _engine(target: Model, settings: Settings, prompts: list[list[int]], limits: list[int]) -> Engine:
     """A new engine, or on a GPU one that has captured such iterations before."""
     draft = settings.draft
-    drafter = _drafter(target, settings)
-    pace = Pace() if settings.speculative and settings.lookahead == "auto" else None
+    if settings.acceptance is not None and target.device.type == "cuda":
+        raise OptionError("acceptance is not there on a GPU, where an iteration never waits; use lookahead auto")
+    pace = _pace(settings)
+    drafter = _drafter(target, settings, pace if isinstance(pace, Confidence) else None)
     slots = slots_for(limits, drafter.nodes, target.device)
     kept: Engine | None = target.decoder.kept.pop(_kind(settings, len(prompts), slots), None)
     if kept is not None:
@@ -390,13 +403,22 @@ def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
     return draft, settings.drafter, settings.nodes, skips, *fixed, rows, slots
 
 
-def _drafter(target: Model, settings: Settings) -> Drafter:
+def _pace(settings: Settings) -> Pace | Confidence | None:
+    """What chooses lookaheads, if any does."""
+    if not settings.speculative:
+        return None
+    if settings.acceptance is not None:
+        return Confidence(settings.acceptance, settings.longest_lookahead)
+    return Pace() if settings.lookahead == "auto" else None
+
+
+def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -> Drafter:
     draft, lookahead = settings.draft, settings.longest_lookahead
     if settings.drafter == "ngram":
         return NgramDrafter(lookahead, settings.sampling, target.shape.vocab)
     if settings.drafter == "skip":
         skips = early_exit(target.shape.layers) if settings.skips is None else settings.skips
-        return SkipDrafter(target.decoder, skips, lookahead, settings.sampling)
+        return SkipDrafter(target.decoder, skips, lookahead, settings.sampling, confidence)
     if draft is None:
         if settings.drafter == "tree":
             raise OptionError("a tree is proposed by a draft model; give one as draft")
@@ -406,4 +428,4 @@ def _drafter(target: Model, settings: Settings) -> Drafter:
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
     if settings.drafter == "tree":
         return TreeDrafter(draft.decoder, settings.tree, settings.sampling, target.shape.vocab)
-    return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab)
+    return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab, confidence)
