@@ -21,7 +21,7 @@ from shallowdraft.shapes import ModelShape
 SAMPLES = 200_000
 ALPHA = 1e-3  # seeds are fixed: a rule that passes today passes always
 CAUGHT = 1e-9
-WRONG_SAMPLES = 60_000  # a wrong rule is caught by fewer
+FEWER = 60_000  # samples: as many as catch every wrong rule
 
 TARGET = ModelShape(2, 16, 2, 24, 4, kv_heads=1, head_dim=16, context=64)
 DRAFT = ModelShape(1, 12, 1, 16, 4, head_dim=16, context=64)
@@ -191,7 +191,7 @@ def reversed_test(p, q, proposed, coins, last):
 )
 def test_a_wrong_rule_is_caught(models, monkeypatch, rule):
     monkeypatch.setattr(verification, "verify_sampled", rule)
-    assert p_value(models, ONE, 2, 20_000, WRONG_SAMPLES, temperature=1.0) < CAUGHT
+    assert p_value(models, ONE, 2, 20_000, FEWER, temperature=1.0) < CAUGHT
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ def test_a_wrong_rule_is_caught(models, monkeypatch, rule):
 )
 def test_the_joint_law_of_block_verification(models, prompts, lookahead: int, sampling: dict[str, float]):
     strategy = {"draft": models[1], "rule": "block"}
-    assert p_value(models, prompts, lookahead, 20_000, strategy=strategy, **sampling) > ALPHA
+    assert p_value(models, prompts, lookahead, 20_000, FEWER, strategy=strategy, **sampling) > ALPHA
 
 
 def test_the_joint_law_of_a_target_that_drafts_for_itself(models):
     strategy = {"drafter": "skip", "skips": [1, 2]}
-    assert p_value(models, ONE, 2, 20_000, strategy=strategy, temperature=1.0) > ALPHA
+    assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) > ALPHA
 
 
 def test_the_joint_law_of_a_draft_that_stops_where_it_is_unsure(models, monkeypatch):
@@ -227,7 +227,7 @@ def test_the_joint_law_of_a_draft_that_stops_where_it_is_unsure(models, monkeypa
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_the_joint_law_of_copied_text(models, rule: str):
     strategy = {"drafter": "ngram", "rule": rule}
-    assert p_value(models, [[1, 2, 0, 1, 2]], 3, 20_000, strategy=strategy, temperature=1.0) > ALPHA
+    assert p_value(models, [[1, 2, 0, 1, 2]], 3, 20_000, FEWER, strategy=strategy, temperature=1.0) > ALPHA
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,34 @@ def test_the_joint_law_of_copied_text(models, rule: str):
 )
 def test_the_joint_law_of_trees(models, prompts, sampling: dict[str, float]):
     strategy = {"draft": models[1], "drafter": "tree", "nodes": 7}
-    assert p_value(models, prompts, 2, 20_000, strategy=strategy, **sampling) > ALPHA
+    assert p_value(models, prompts, 2, 20_000, FEWER, strategy=strategy, **sampling) > ALPHA
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 1.4, "top_k": 3}], ids=str)
+def test_the_joint_law_of_several_chains(models, sampling: dict[str, float]):
+    strategy = {"draft": models[1], "drafter": "several", "nodes": 6}
+    assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, **sampling) > ALPHA
+
+
+share = verification.k_seq
+
+
+def as_if_alone(law, draft, count):
+    """Each chain is judged as if it were the only one."""
+    return share(law, draft, torch.ones_like(count))
+
+
+def nothing_accounted_for(law, draft, count):
+    """After all chains failed the token is drawn from p itself."""
+    strictness, accepted = share(law, draft, count)
+    return strictness, torch.zeros_like(accepted)
+
+
+@pytest.mark.parametrize("wrong", [as_if_alone, nothing_accounted_for], ids=lambda w: w.__name__)
+def test_a_wrong_selection_is_caught(models, monkeypatch, wrong):
+    monkeypatch.setattr(verification, "k_seq", wrong)
+    strategy = {"draft": models[1], "drafter": "several", "nodes": 6}
+    assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
 
 
 walk = verification.walked
@@ -265,7 +292,7 @@ def children_change_places(tree, p, q, tokens, coins, last, monkeypatch):
 def test_a_wrong_walk_is_caught(models, monkeypatch, wrong):
     monkeypatch.setattr(verification, "walked", functools.partial(wrong, monkeypatch=monkeypatch))
     strategy = {"draft": models[1], "drafter": "tree", "nodes": 7}
-    assert p_value(models, ONE, 2, 20_000, WRONG_SAMPLES, strategy=strategy, temperature=1.0) < CAUGHT
+    assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
 
 
 blocks = verification.block_chances
@@ -288,7 +315,7 @@ def unbounded(p, q, proposed):
 def test_a_wrong_block_rule_is_caught(models, monkeypatch, chances):
     monkeypatch.setattr(verification, "block_chances", chances)
     strategy = {"draft": models[1], "rule": "block"}
-    assert p_value(models, ONE, 2, 20_000, WRONG_SAMPLES, strategy=strategy, temperature=1.0) < CAUGHT
+    assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
 
 
 def test_a_row_does_not_depend_on_its_neighbours(models):

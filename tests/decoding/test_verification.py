@@ -9,6 +9,7 @@ from shallowdraft.decoding.sampling import Sampling, draw, probabilities
 from shallowdraft.decoding.verification import (
     Proposal,
     block_chances,
+    k_seq,
     verify,
     verify_block,
     verify_greedy,
@@ -110,6 +111,32 @@ def test_a_second_child_only_adds(p: list[float], q: list[float]):
         exact += weight * (one + (1 - one) * min(1.0, rest * (1 - q[first]) / q[second]))
     assert total == pytest.approx(exact, abs=0.03)
     assert exact >= sum(map(min, p, q)) - 1e-12
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(p=LAWS, q=LAWS, count=st.integers(1, 6))
+def test_more_chains_accept_more(p: list[float], q: list[float], count: int):
+    """k-SEQ accepts at least as much as one chain, and no token more often than p has it; one chain is the usual rule."""
+    law, draft = torch.tensor([p], dtype=torch.float64), torch.tensor([q], dtype=torch.float64)
+    strictness, accepted = k_seq(law, draft, torch.tensor([count]))
+    single = sum(map(min, p, q))
+    assert float(accepted.sum()) >= single - 1e-4
+    assert bool((accepted <= law + 1e-9).all())
+    assert 1 <= float(strictness) <= count
+    one = float(torch.minimum(law / strictness, draft).sum())
+    assert float(accepted.sum()) == pytest.approx(1 - (1 - one) ** count)
+    if count == 1:
+        assert accepted[0].tolist() == pytest.approx([*map(min, p, q)])
+
+
+def test_a_toy_case_of_k_seq():
+    """p = (0.5, 0.5), q = (1, 0), two chains: both offer the first token, which p has half of the time.
+
+    One passes with x = 0.5 / r, any of two with 1 - (1 - x)^2 = 0.5: x = 1 - sqrt(0.5).
+    """
+    strictness, accepted = k_seq(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), torch.tensor([2]))
+    assert float(strictness) == pytest.approx(0.5 / (1 - 0.5**0.5), rel=1e-3)
+    assert accepted[0].tolist() == pytest.approx([0.5, 0.0], rel=1e-3)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

@@ -12,7 +12,7 @@ from test_parity import KERNEL_KINDS, TOLERANCE, load_packed
 
 import shallowdraft as sd
 from shallowdraft.errors import OptionError
-from shallowdraft.models.tree import Tree, best_tree
+from shallowdraft.models.tree import Tree, best_tree, chains
 
 TREE = Tree((0, 0, 0, 1, 1, 2, 3, 4, 8))
 WAYS = [(kind, way) for kind in CONFIGS for way in PACKINGS if way != "panels" or kind in KERNEL_KINDS]
@@ -58,6 +58,7 @@ def test_shapes_of_trees():
     assert TREE.paths == ((), (1,), (2,), (3,), (1, 4), (1, 5), (2, 6), (3, 7), (1, 4, 8), (1, 4, 8, 9))
     assert TREE.depth == 4
     assert TREE.children[:3] == ((1, 2, 3), (4, 5), (6,))
+    assert chains(2, 3).paths == ((), (1,), (2,), (1, 3), (2, 4), (1, 3, 5), (2, 4, 6))
     assert [*map(list, TREE.levels)] == [[0], [1, 2, 3], [4, 5, 6, 7], [8], [9]]
     for wrong in ((), (1,), (0, 2), (-1,), (0,) * 64, (0, 1, 0)):
         with pytest.raises(OptionError, match="tree"):

@@ -32,11 +32,11 @@ class Generate(DraftCommand):
     """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
     """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
-    drafter: Literal["model", "tree", "skip", "ngram"] = "model"
-    """What proposes: the draft model; the draft model, branching into a tree; without a draft the target itself, parts
-    of it skipped; or the text, where it repeats (ngram)."""
+    drafter: Literal["model", "tree", "several", "skip", "ngram"] = "model"
+    """What proposes: the draft model; the draft model, branching into a tree or drawing several chains; without a draft
+    the target itself, parts of it skipped; or the text, where it repeats (ngram)."""
     nodes: int = 16
-    """Of a tree: how many tokens it has; --lookahead is its depth."""
+    """Of a tree or several chains: how many tokens they have; --lookahead is how deep they go."""
     skips: Name = None
     """With --drafter skip: what skip-search wrote. Default: the second half of the layers."""
     acceptance: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
@@ -73,7 +73,7 @@ class Generate(DraftCommand):
             raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
         if self.draft is not None and self.drafter in ("skip", "ngram"):
             raise OptionError(f"the {self.drafter} drafter takes no --draft; leave one of the two out")
-        if self.draft is None and self.drafter == "tree":
+        if self.draft is None and self.drafter in ("tree", "several"):
             raise OptionError("a tree is proposed by a draft model; name one with --draft")
         self.set_threads()
         several = load_prompts(self.prompts) if self.prompts is not None else []

@@ -171,11 +171,16 @@ def early_exit(layers: int) -> frozenset[int]:
 
 
 class TreeDrafter(ModelDrafter):
-    """A smaller model that decodes a tree ahead, level by level; the likeliest tokens, or draws, none twice."""
+    """A smaller model that decodes a tree ahead, level by level: the likeliest tokens, or draws.
 
-    def __init__(self, decoder: Decoder, tree: Tree, sampling: Sampling, target_vocab: int) -> None:
+    No child is drawn twice, unless they are to be independent.
+    """
+
+    def __init__(
+        self, decoder: Decoder, tree: Tree, sampling: Sampling, target_vocab: int, *, independent: bool = False
+    ) -> None:
         super().__init__(decoder, tree.depth, sampling, target_vocab)
-        self.nodes = len(tree.parents)
+        self.nodes, self._independent = len(tree.parents), independent
         self._tree = tree.on(decoder.device)
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
@@ -198,12 +203,12 @@ class TreeDrafter(ModelDrafter):
                 proposed.append(_likeliest(logits, children))
             else:
                 law = probabilities(logits, self.sampling)
-                proposed.append(_draws(law, children, uniforms))
+                proposed.append(_draws(law, children, uniforms, again=self._independent))
                 laws.append(torch.nn.functional.pad(law, (0, 0, 0, len(level) - bearing)))
         q = None
         if laws:
             q = torch.nn.functional.pad(torch.cat(laws, 1), (0, 0, 0, len(tree.tree.levels[-1])))
-        return Proposal(torch.cat(proposed, 1), q, torch.cat(largest, 1), tree)
+        return Proposal(torch.cat(proposed, 1), q, torch.cat(largest, 1), tree, self._independent)
 
 
 def _likeliest(logits: Tensor, children: Sequence[Sequence[int]]) -> Tensor:
@@ -212,12 +217,12 @@ def _likeliest(logits: Tensor, children: Sequence[Sequence[int]]) -> Tensor:
     return torch.cat([ranked[:, at, : len(nodes)] for at, nodes in enumerate(children)], 1)
 
 
-def _draws(laws: Tensor, children: Sequence[Sequence[int]], uniforms: Tensor) -> Tensor:
-    """For nodes with laws [B, T, V] as many tokens as each has children, drawn one after the other, none twice."""
+def _draws(laws: Tensor, children: Sequence[Sequence[int]], uniforms: Tensor, *, again: bool) -> Tensor:
+    """For nodes with laws [B, T, V] as many draws as each has children; whether one may come again."""
     found = []
     for at, nodes in enumerate(children):
         left = laws[:, at]
         for child in nodes:
             found.append(draw(left, uniforms[:, child - 1])[:, None])
-            left = without(left, found[-1])
+            left = left if again else without(left, found[-1])
     return torch.cat(found, 1)

@@ -24,7 +24,7 @@ from shallowdraft.decoding.text import TextStream
 from shallowdraft.decoding.verification import Rule
 from shallowdraft.errors import NumericsError, OptionError, PromptError
 from shallowdraft.models.model import Model, check_vocabulary
-from shallowdraft.models.tree import MOST_NODES, Tree, best_tree
+from shallowdraft.models.tree import MOST_NODES, Tree, best_tree, chains
 
 MAX_LOOKAHEAD = 32
 RANKS = (0.6, 0.15, 0.07, 0.04, 0.03, 0.02)  # how often a draft's first, second, … choice is the target's
@@ -33,8 +33,10 @@ KEPT = 4  # engines of a target, each with its caches and captured iterations
 Prompt = str | Sequence[int]
 DRAFTLESS = ("skip", "ngram")
 FinishReason = Literal["stop", "length", "context"]
-DrafterName = Literal["model", "tree", "skip", "ngram"]
-"""What proposes: a draft model; one that branches; the target without some parts; the text itself where it repeats."""
+DrafterName = Literal["model", "tree", "several", "skip", "ngram"]
+"""What proposes: a draft model; one that branches; one that draws several chains; the target without some parts; the
+text itself where it repeats."""
+BRANCHING = ("tree", "several")
 
 
 class Options(TypedDict, total=False):
@@ -86,7 +88,7 @@ class Settings:
                 raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(get_args(known))}")
         if self.draft is not None and self.drafter in DRAFTLESS:
             raise OptionError(f"the {self.drafter} drafter takes no draft model; leave one of the two out")
-        if self.drafter == "tree":
+        if self.drafter in BRANCHING:
             self._check_tree()
         if self.acceptance is not None:
             self._check_acceptance()
@@ -105,6 +107,8 @@ class Settings:
     def _check_tree(self) -> None:
         if self.lookahead == "auto" or self.rule != "token":
             raise OptionError("a tree takes a lookahead in numbers, and no other rule than token")
+        if self.drafter == "several" and self.temperature == 0:
+            raise OptionError("several chains of a tree differ only where they are drawn; give a temperature above 0")
         if not isinstance(self.nodes, int) or not self.lookahead <= self.nodes <= MOST_NODES:
             raise OptionError(
                 f"nodes is {self.nodes!r}; a tree of depth {self.lookahead} has {self.lookahead} to {MOST_NODES}"
@@ -118,6 +122,8 @@ class Settings:
     def tree(self) -> Tree:
         """A default shape: a draft's choices of rank 1, 2, … go on with the text as often as they typically do."""
         assert isinstance(self.lookahead, int)
+        if self.drafter == "several":
+            return chains(self.nodes // self.lookahead, self.lookahead)
         return best_tree([RANKS] * self.lookahead, self.nodes)
 
     @property
@@ -167,16 +173,18 @@ def generate(
 ) -> Generation | list[Generation]:
     """Decode text or token ids, or a list of either as one batch; with a draft faster, with the same result.
 
-    Options and defaults: draft=None, drafter="model" ("tree": the draft branches into `nodes` tokens, 16 by default;
-    "skip": no draft, the target without the parts that `skips` names, 2 i for the attention of layer i and 2 i + 1 for
-    its FFN, by default the second half of its layers; "ngram": no draft, the text itself proposes where it repeats),
-    lookahead=5 ("auto": what pays, chosen anew as the text goes; of a tree the depth), acceptance=None (a share: the
-    draft goes on only as long as it is sure enough for so much of what it proposes to be kept), rule="token" ("block":
-    drawn proposals are judged as a whole, which accepts more), max_new_tokens=128, temperature=0.0, top_k=None,
-    top_p=None, seed=0, stop=() (strings, not part of the text), stop_tokens=None (the target's own). Generation also
-    ends where the context does. Each row of a batch draws a random stream of its own from (seed, row); the times of a
-    batch are its rows'. With "auto" the times decide which draws are used for what: the law of sampled text is the
-    same, the text of a seed is not.
+    Options and defaults: draft=None, drafter="model", lookahead=5 ("auto": what pays, chosen anew as the text goes),
+    max_new_tokens=128, temperature=0.0, top_k=None, top_p=None, seed=0, stop=() (strings, not part of the text),
+    stop_tokens=None (the target's own). Generation also ends where the context does. Each row of a batch draws a random
+    stream of its own from (seed, row); the times of a batch are its rows'. With "auto" the times decide which draws are
+    used for what: the law of sampled text is the same, the text of a seed is not.
+
+    Other drafters: "tree": the draft branches into `nodes`=16 tokens, `lookahead` deep. "several": it draws as many
+    chains as `nodes` allows. "skip": no draft, the target without the parts that `skips` names, 2 i for the attention
+    of layer i and 2 i + 1 for its FFN, by default the second half of its layers. "ngram": no draft, the text itself
+    proposes where it repeats. acceptance=None (a share): a draft, or "skip", goes on only as long as it is sure enough
+    for so much of what it proposes to be kept. rule="token" ("block": drawn proposals are judged as a whole, which
+    accepts more).
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -274,7 +282,7 @@ class Run:
         self._total_s = 0.0
         self._times: Times | None = None
         self.engine = _engine(target, settings, encoded, limits)
-        self._nodes = settings.nodes if settings.drafter == "tree" else 0
+        self._nodes = self.engine.drafter.nodes if settings.drafter in BRANCHING else 0
 
     def iterations(self) -> Iterator[None]:
         """Decode until every row has ended, pausing after each iteration; the clock stops while the caller works."""
@@ -420,12 +428,14 @@ def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -
         skips = early_exit(target.shape.layers) if settings.skips is None else settings.skips
         return SkipDrafter(target.decoder, skips, lookahead, settings.sampling, confidence)
     if draft is None:
-        if settings.drafter == "tree":
+        if settings.drafter in BRANCHING:
             raise OptionError("a tree is proposed by a draft model; give one as draft")
         return NoDrafter()
     check_vocabulary(target, draft).require()
     if draft.device != target.device:
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
-    if settings.drafter == "tree":
-        return TreeDrafter(draft.decoder, settings.tree, settings.sampling, target.shape.vocab)
+    if settings.drafter in BRANCHING:
+        independent = settings.drafter == "several"
+        tree, sampling = settings.tree, settings.sampling
+        return TreeDrafter(draft.decoder, tree, sampling, target.shape.vocab, independent=independent)
     return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab, confidence)

@@ -12,6 +12,8 @@ from torch import Tensor
 from shallowdraft.decoding.sampling import Sampling, draw, probabilities, without
 from shallowdraft.models.tree import PlacedTree
 
+BISECTIONS = 16
+
 Rule = Literal["token", "block"]
 """How sampled proposals are judged: token by token, or all together, which accepts more."""
 
@@ -27,6 +29,8 @@ class Proposal:
     tree: PlacedTree | None = None
     """Where tokens branch: they are its nodes from 1 on, and q [B, N, V] is what the children of each are drawn from,
     one after the other, none twice."""
+    independent: bool = False
+    """Whether the tree is several chains, each drawn without a look at the others."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,8 @@ def _verify_tree(
         assert proposal.q is not None
         p = probabilities(logits, sampling)
         best = p.sum(-1)
-        node, token = walked(tree, p, proposal.q, proposal.tokens, coins, last)
+        walk = selected if proposal.independent else walked
+        node, token = walk(tree, p, proposal.q, proposal.tokens, coins, last)
     accepted, path = tree.depths[node], tree.paths[node]
     tokens = torch.nn.functional.pad(proposal.tokens.gather(1, path - 1), (0, 1)).scatter(1, accepted[:, None], token)
     on_path = torch.nn.functional.pad(path, (1, 0))
@@ -154,6 +159,56 @@ def walked(
         node, going = at, moved
         law = torch.where(moved[:, None], p[row, node], law)
     return node, draw(law, last)[:, None]
+
+
+def selected(
+    tree: PlacedTree, p: Tensor, q: Tensor, tokens: Tensor, coins: Tensor, last: Tensor
+) -> tuple[Tensor, Tensor]:
+    """SpecTr's k-SEQ (Sun et al. 2023): of chains drawn independently, at each depth the first whose token x passes
+    with probability min(1, p(x) / (r q(x))); those with another token there drop out. As `walked`.
+
+    r grows with the chains still in: it is what makes all of them together accept as much as can be. The law is p's.
+    """
+    count, depth = len(tree.tree.children[0]), tree.tree.depth
+    row = torch.arange(len(p), device=p.device)
+    node, law = torch.zeros_like(row), p[:, 0]
+    going, alive = torch.ones_like(row, dtype=torch.bool), torch.ones_like(tokens[:, :count], dtype=torch.bool)
+    for level in range(depth):
+        here = slice(level * count, (level + 1) * count)
+        draft, offered = q[row, node], tokens[:, here]
+        strictness, accepted = k_seq(law, draft, alive.sum(1))
+        odds = coins[:, here] * strictness[:, None] * draft.gather(1, offered)
+        passing = alive & going[:, None] & (odds < law.gather(1, offered))
+        first, going_on = passing.to(torch.uint8).argmax(1), passing.any(1)
+        rest = (law - accepted).clamp(min=0)
+        total = rest.sum(1, keepdim=True)
+        left = torch.where((going & ~going_on)[:, None] & (total > 0), rest / total, law)
+        node = torch.where(going_on, 1 + level * count + first, node)
+        alive = torch.where(going_on[:, None], alive & (offered == offered.gather(1, first[:, None])), alive)
+        law, going = torch.where(going_on[:, None], p[row, node], left), going_on
+    return node, draw(law, last)[:, None]
+
+
+def k_seq(law: Tensor, draft: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """For `count` [B] tokens drawn from laws draft [B, V]: r [B], and what of law [B, V] they then account for.
+
+    r is the smallest, up to rounding, for which no token is accepted more often than law has it.
+    """
+    low, high = torch.ones_like(law[:, 0]), count.to(law.dtype)
+
+    def passing(strictness: Tensor) -> tuple[Tensor, Tensor]:
+        """The chance that one passes, and that any does."""
+        one = torch.minimum(law / strictness[:, None], draft).sum(1)
+        return one, 1 - (1 - one).clamp(min=0) ** count
+
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        one, some = passing(middle)
+        enough = middle * one >= some
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    one, some = passing(high)
+    each = some / one.clamp(min=torch.finfo(law.dtype).tiny)
+    return high, torch.minimum(law / high[:, None], draft) * each[:, None]
 
 
 def _left(law: Tensor, draft: Tensor) -> Tensor:

@@ -148,3 +148,8 @@ def best_tree(chances: Sequence[Sequence[float]], nodes: int) -> Tree:
     chosen.sort(key=lambda path: (len(path), path))
     numbers = {path: number for number, path in enumerate(chosen)}
     return Tree(tuple(numbers[path[:-1]] for path in chosen[1:]))
+
+
+def chains(count: int, length: int) -> Tree:
+    """So many continuations that share nothing: node 1 + j * count + c has depth j + 1 in chain c."""
+    return Tree((0,) * count + tuple(range(1, 1 + count * (length - 1))))
