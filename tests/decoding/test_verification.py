@@ -116,7 +116,7 @@ def test_a_second_child_only_adds(p: list[float], q: list[float]):
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(p=LAWS, q=LAWS, count=st.integers(1, 6))
 def test_more_chains_accept_more(p: list[float], q: list[float], count: int):
-    """k-SEQ accepts at least as much as one chain, and no token more often than p has it; one chain is the usual rule."""
+    """k-SEQ accepts at least as much as one chain, no token more often than p has it; alone it is the usual rule."""
     law, draft = torch.tensor([p], dtype=torch.float64), torch.tensor([q], dtype=torch.float64)
     strictness, accepted = k_seq(law, draft, torch.tensor([count]))
     single = sum(map(min, p, q))

@@ -192,7 +192,7 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("sampling", LAWS, ids=str)
 def test_a_law_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     """Rounded logits have many equals; some ids the draft lacks; blocks smaller than the vocabulary."""
@@ -214,7 +214,7 @@ def test_a_law_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: p
 
 
 def test_a_law_of_no_numbers_is_noticed():
-    logits = random(3, 70)
+    logits = random(3, 70).half()
     logits[1, 33] = float("nan")
     _, _, largest = gpu_choice.law(logits, 1.0, 5, 0.9, 70, torch.rand(3, dtype=torch.float64))
     assert largest.isfinite().tolist() == [True, False, True]

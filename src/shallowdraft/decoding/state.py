@@ -76,8 +76,7 @@ def new_state(
     longest = max(len(prompt) for prompt in prompts)
     slots = slots or slots_for(limits, lookahead, device)
     tokens = torch.zeros(len(prompts), slots, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = torch.tensor(prompt)
+    tokens[:, :longest] = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     return State(tokens.to(device), lengths.to(device), torch.tensor(limits).to(device), longest, lookahead)
 
