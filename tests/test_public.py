@@ -24,8 +24,8 @@ def test_the_readmes_commands_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"^make ([a-z-]+)", readme, re.M)) <= targets
     assert {"demo", "test"} <= set(re.findall(r"make ([a-z-]+)", readme))
-    for verb in set(re.findall(r"^shallowdraft ([a-z]+)", readme, re.M)):
-        assert (ROOT / "src/shallowdraft/commands" / f"{verb}.py").is_file()
+    for verb in set(re.findall(r"^shallowdraft ([a-z-]+)", readme, re.M)):
+        assert (ROOT / "src/shallowdraft/commands" / f"{verb.replace('-', '_')}.py").is_file()
 
 
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
