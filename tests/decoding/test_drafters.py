@@ -6,7 +6,7 @@ import torch
 import shallowdraft as sd
 from shallowdraft.decoding.drafters import copied
 from shallowdraft.errors import OptionError
-from shallowdraft.models.synthetic import make_pair
+from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.shapes import ModelShape
 
 
@@ -66,3 +66,10 @@ def test_acceptances_that_cannot_be(options: dict[str, object], pair):
     target, draft = pair("llama")
     with pytest.raises(OptionError, match="acceptance"):
         sd.generate(target, [1], draft=draft, **options)
+
+
+def test_a_tree_has_no_more_children_than_there_are_tokens():
+    target = sd.Model("target", random_decoder(ModelShape(2, 16, 2, 24, 3, context=64)))
+    plain = sd.generate(target, [1], max_new_tokens=20)
+    tree = sd.generate(target, [1], draft=target, drafter="tree", lookahead=3, nodes=30, max_new_tokens=20)
+    assert tree.token_ids == plain.token_ids

@@ -118,13 +118,12 @@ class Settings:
     def speculative(self) -> bool:
         return self.draft is not None or self.drafter in DRAFTLESS
 
-    @property
-    def tree(self) -> Tree:
+    def tree(self, vocab: int) -> Tree:
         """A default shape: a draft's choices of rank 1, 2, … go on with the text as often as they typically do."""
         assert isinstance(self.lookahead, int)
         if self.drafter == "several":
             return chains(self.nodes // self.lookahead, self.lookahead)
-        return best_tree([RANKS] * self.lookahead, self.nodes)
+        return best_tree([RANKS[:vocab]] * self.lookahead, self.nodes)
 
     @property
     def longest_lookahead(self) -> int:
@@ -436,6 +435,6 @@ def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
     if settings.drafter in BRANCHING:
         independent = settings.drafter == "several"
-        tree, sampling = settings.tree, settings.sampling
+        tree, sampling = settings.tree(min(target.shape.vocab, draft.shape.vocab)), settings.sampling
         return TreeDrafter(draft.decoder, tree, sampling, target.shape.vocab, independent=independent)
     return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab, confidence)
