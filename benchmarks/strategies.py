@@ -1,0 +1,114 @@
+"""Every way of speculating on the same footing: tokens an iteration, times, speed against plain decoding, extra memory.
+
+Greedy, batch 1, the zoo on a CPU. For each prompt all ways take turns; the speed-up is the ratio of the sums of
+decoding time, its interval a bootstrap over prompts. Outputs must be those of plain decoding. A set may be a file, and
+SET@TASK is one task of it: Spec-Bench's summarisation may not be shipped, so name your copy.
+
+    python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--skips skips.jsonl]
+"""
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from zoo import speed_up
+
+import shallowdraft as sd
+from shallowdraft.decoding.divergence import explain
+from shallowdraft.models.memory import dtype_name
+from shallowdraft.prompts import load_prompts
+from shallowdraft.records import commit, processor
+from shallowdraft.study.skips import read_trials
+
+DRAFT = "zoo:4x128"
+
+
+def ways(draft: sd.Model, skips: Path | None) -> dict[str, dict[str, Any]]:
+    """Plain decoding first."""
+    found: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "draft, d = 2": {"draft": draft, "lookahead": 2},
+        "draft, d = 4": {"draft": draft, "lookahead": 4},
+        "draft while sure, d <= 6": {"draft": draft, "lookahead": 6, "acceptance": 0.6},
+        "tree, d = 2, 4 nodes": {"draft": draft, "drafter": "tree", "lookahead": 2, "nodes": 4},
+        "tree, d = 4, 12 nodes": {"draft": draft, "drafter": "tree", "lookahead": 4, "nodes": 12},
+        "n-gram, d = 3": {"drafter": "ngram", "lookahead": 3},
+        "n-gram, d = auto": {"drafter": "ngram", "lookahead": "auto"},
+        "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
+    }
+    if skips is not None:
+        best = read_trials(skips)[0]
+        found[f"skip, searched, d = {best.lookahead}"] = {
+            "drafter": "skip",
+            "skips": best.skips,
+            "lookahead": best.lookahead,
+        }
+    return found
+
+
+def extra_bytes(target: sd.Model, options: dict[str, Any], tokens: int) -> int:
+    """Beside plain decoding: a draft's weights and cache, the slots of a tree."""
+    found = 0
+    if draft := options.get("draft"):
+        parameters = (*draft.decoder.parameters(), *draft.decoder.buffers())
+        found += sum(one.numel() * one.element_size() for one in parameters)
+        found += tokens * draft.shape.kv_bytes_per_token(dtype_name(draft.decoder.dtype))
+    lookahead = options.get("lookahead", 0)
+    slots = options.get("nodes", lookahead if isinstance(lookahead, int) else 8)
+    return found + slots * target.shape.kv_bytes_per_token(dtype_name(target.decoder.dtype))
+
+
+def prompts_of(name: str, limit: int) -> list[str]:
+    """A set, or one task of it."""
+    whole, _, task = name.partition("@")
+    found = [prompt.text for prompt in load_prompts(whole) if prompt.task.endswith(task)][:limit]
+    if not found:
+        raise SystemExit(f"{whole} has no prompts of the task {task}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", nargs="+", default=["zoo", "humaneval", "gsm8k"])
+    parser.add_argument("--limit", type=int, default=16, help="prompts of each set")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--skips", type=Path, help="what skip-search wrote for zoo:target")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    target, draft = sd.load("zoo:target", device="cpu"), sd.load_draft(DRAFT, device="cpu")
+    room = target.shape.context - given.new_tokens
+    all_ways = ways(draft, given.skips)
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
+    print(f"zoo:target, drafts by {DRAFT}; {given.new_tokens} tokens a prompt, greedy, {given.threads} threads")
+    for name in given.sets:
+        texts = prompts_of(name, given.limit)
+        found: dict[str, list[sd.Statistics]] = {way: [] for way in all_ways}
+        for number, text in enumerate(texts):
+            prompt, expected = target.encode(text)[-room:], list[int]()
+            for way, options in [*all_ways.items()] * (2 if number == 0 else 1):  # the first prompt warms up
+                run = sd.generate(target, prompt, max_new_tokens=given.new_tokens, stop_tokens=(), **options)
+                expected = expected or run.token_ids
+                difference = explain(target, prompt, expected, run.token_ids)
+                assert difference is None or difference.tie, f"{way}: {difference}"
+                found[way] = [*found[way][:number], run.stats]
+        print(f"\n{Path(name).name}, {len(texts)} prompts; outputs of all ways are the same")
+        print(
+            f"{'way':<28} {'TAR':>5} {'draft ms':>9} {'verify ms':>9} {'tokens/s':>9} {'speed-up (90 %)':>21} {'MiB':>6}"
+        )
+        for way, stats in found.items():
+            whole = sd.total(stats, one_batch=False)
+            ratio, low, high = speed_up(found["plain"], stats)
+            each = 1e3 / whole.iterations
+            extra = extra_bytes(target, all_ways[way], room) / 2**20 if way != "plain" else 0.0
+            print(
+                f"{way:<28} {whole.tar:5.2f} {whole.draft_s * each:9.2f} {whole.verify_s * each:9.2f} "
+                f"{whole.decode_tokens_per_s:9.0f} {ratio:7.2f} ({low:.2f} to {high:.2f}) {extra:6.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
