@@ -95,9 +95,7 @@ def main() -> None:
                 assert difference is None or difference.tie, f"{way}: {difference}"
                 found[way] = [*found[way][:number], run.stats]
         print(f"\n{Path(name).name}, {len(texts)} prompts; outputs of all ways are the same")
-        print(
-            f"{'way':<28} {'TAR':>5} {'draft ms':>9} {'verify ms':>9} {'tokens/s':>9} {'speed-up (90 %)':>21} {'MiB':>6}"
-        )
+        print(f"{'way':<28}   TAR  draft ms verify ms  tokens/s       speed-up (90 %)    MiB")
         for way, stats in found.items():
             whole = sd.total(stats, one_batch=False)
             ratio, low, high = speed_up(found["plain"], stats)
