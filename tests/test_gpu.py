@@ -100,6 +100,24 @@ def test_the_known_walk(tmp_path):
             assert out.stats.verify_s > 0
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [{"drafter": "tree", "nodes": 10}, {"drafter": "skip"}, {"drafter": "ngram"}, {"rule": "block"}],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.05])
+def test_other_ways_to_propose(strategy: dict[str, object], temperature: float):
+    pair = make_pair(ModelShape(4, 256, 4, 512, 2048), ModelShape(1, 128, 2, 256, 2048), 0.8)
+    for model in (pair.target, pair.draft):
+        model.decoder.to("cuda", torch.bfloat16).pack()
+    draft = None if strategy.get("drafter") in ("skip", "ngram") else pair.draft
+    prompts = [[token] for token in (9, 300, 1999)]
+    outs = sd.generate(
+        pair.target, prompts, draft=draft, lookahead=4, max_new_tokens=100, temperature=temperature, **strategy
+    )
+    assert [out.token_ids for out in outs] == [pair.walk(*prompt, 100) for prompt in prompts]
+
+
 def test_what_was_captured_serves_other_prompts():
     """An engine is taken up again: other prompts, lengths and seeds in the same memory give what a new one gives."""
     target, draft = on_gpu(torch.bfloat16)

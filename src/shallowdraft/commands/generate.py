@@ -66,14 +66,14 @@ class Generate(DraftCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
-        from shallowdraft.decoding.generation import Options, Settings
+        from shallowdraft.decoding.generation import BRANCHING, DRAFTLESS, Options, Settings
         from shallowdraft.prompts import Prompt, load_prompts
 
         if (self.prompt is None) == (self.prompts is None):
             raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
-        if self.draft is not None and self.drafter in ("skip", "ngram"):
+        if self.draft is not None and self.drafter in DRAFTLESS:
             raise OptionError(f"the {self.drafter} drafter takes no --draft; leave one of the two out")
-        if self.draft is None and self.drafter in ("tree", "several"):
+        if self.draft is None and self.drafter in BRANCHING:
             raise OptionError("a tree is proposed by a draft model; name one with --draft")
         self.set_threads()
         several = load_prompts(self.prompts) if self.prompts is not None else []

@@ -184,7 +184,7 @@ def _settled(best: Tensor, choice: Tensor, proposal: Proposal, state: State) -> 
     """`verify_choice`, `State.commit` and `_packed` as one kernel."""
     from shallowdraft.kernels import gpu_choice
 
-    drafted = best[:, :0] if proposal.largest is None else proposal.largest
+    drafted = _draft_logits(proposal)
     return gpu_choice.settle(best, choice, proposal.tokens, drafted, state.tokens, state.length, state.limit, UNSOUND)
 
 
@@ -197,11 +197,17 @@ def _judged(
     size, vocab = logits.shape[:2], logits.shape[2]
     p, _, best = gpu_choice.law(logits.flatten(0, 1), sampling.temperature, sampling.top_k, sampling.top_p, vocab)
     p, best = p.view(*size, vocab), best.view(size)
-    q = p[:, :0] if proposal.q is None else proposal.q
-    drafted = best[:, :0] if proposal.largest is None else proposal.largest
+    q, drafted = p[:, :0] if proposal.q is None else proposal.q, _draft_logits(proposal)
     return gpu_choice.judge(
         p, best, q, proposal.tokens, drafted, coins, last, state.tokens, state.length, state.limit, UNSOUND
     )
+
+
+def _draft_logits(proposal: Proposal) -> Tensor:
+    """The largest behind each proposed token [B, d]; zeros where no model proposed it."""
+    if proposal.largest is None:
+        return torch.zeros(proposal.tokens.shape, device=proposal.tokens.device)
+    return proposal.largest
 
 
 class _Graphs:

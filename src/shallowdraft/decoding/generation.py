@@ -31,12 +31,11 @@ RANKS = (0.6, 0.15, 0.07, 0.04, 0.03, 0.02)  # how often a draft's first, second
 KEPT = 4  # engines of a target, each with its caches and captured iterations
 
 Prompt = str | Sequence[int]
-DRAFTLESS = ("skip", "ngram")
 FinishReason = Literal["stop", "length", "context"]
 DrafterName = Literal["model", "tree", "several", "skip", "ngram"]
 """What proposes: a draft model; one that branches; one that draws several chains; the target without some parts; the
 text itself where it repeats."""
-BRANCHING = ("tree", "several")
+BRANCHING, DRAFTLESS = ("tree", "several"), ("skip", "ngram")
 
 
 class Options(TypedDict, total=False):
@@ -404,7 +403,7 @@ def _keep(target: Model, settings: Settings, engine: Engine) -> None:
 
 def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
     """What an engine is made for; it holds on to the draft, so that no other can have its id."""
-    draft = id(settings.draft.decoder) if settings.draft else settings.drafter
+    draft = id(settings.draft.decoder) if settings.draft else None
     fixed = settings.longest_lookahead, settings.lookahead == "auto", settings.rule, replace(settings.sampling, seed=0)
     skips = None if settings.skips is None else tuple(settings.skips)
     return draft, settings.drafter, settings.nodes, skips, *fixed, rows, slots

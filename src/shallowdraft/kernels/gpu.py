@@ -2,7 +2,7 @@
 
 Shapes: R rows (tokens of a pass), N outputs, K inputs, V vocabulary, B texts, T tokens of a text's pass, H query heads,
 G key/value heads, D head width, S slots. Every kernel may start before the one that feeds it has ended
-(programmatic dependent launch): it asks the L2 cache for its first weights, then waits.
+(programmatic dependent launch): it does what it can without its input, then waits.
 """
 
 from dataclasses import dataclass, replace
