@@ -62,6 +62,7 @@ def prepare(given: argparse.Namespace) -> None:
         texts = write_continuations(store, model.decoder, more, **size, seed=1)
         for _ in texts:
             pass
+        torch.cuda.empty_cache()  # other processes do the rest
 
 
 @cache

@@ -70,6 +70,7 @@ def write_continuations(
             np.save(file.with_suffix(".partial.npy"), text.cpu().numpy())
             file.with_suffix(".partial.npy").replace(file)
         yield (batch + 1) * rows * (prompt + length)
+    writer.kept.clear()  # the memory of its batches
     first, *rest = (np.pad(np.load(file), ((0, 0), (0, 1)), constant_values=store.end).ravel() for file in files)
     yield extend_store(store, folder, DOMAIN, train=np.concatenate(rest), val=first)
     for file in files:

@@ -191,7 +191,7 @@ class Decoder(nn.Module):
                 f"part {wrong[0]} cannot be skipped: {self.shape} has parts 0 to {2 * self.shape.layers - 1}"
             )
         view = copy.copy(self)
-        view.skips, view.kept = frozenset(skips), {}
+        view.skips = frozenset(skips)
         if self.native is not None:
             view.native = native.NativeLayers(self.shape, self.blocks, self.norm, skips)
         if self.fused is not None:
@@ -207,6 +207,10 @@ class Decoder(nn.Module):
         self.kept.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy finds nothing that was kept here: captured iterations cannot be copied."""
+        return {**self.__dict__, "kept": {}}
 
     def dense_state(self) -> dict[str, Tensor]:
         """Every parameter under its layout name, in its ordinary form, packed or not."""
