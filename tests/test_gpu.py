@@ -66,7 +66,9 @@ def test_an_iteration_never_waits(sampling: Sampling):
 
 @pytest.mark.parametrize("rounded", [False, True], ids=["bf16", "int8"])
 @pytest.mark.parametrize("rows", [1, 2, 5, 20, 40, 96])
-@pytest.mark.parametrize("size", [(3072, 1024), (256, 512), (1024, 256), (12288, 4096), (22016, 4096)])
+@pytest.mark.parametrize(
+    "size", [(3072, 1024), (256, 512), (1024, 256), (12288, 4096), (22016, 4096), (8192, 8192), (44032, 8192)]
+)
 def test_products_as_they_are_cut(size: tuple[int, int], rows: int, rounded: bool):
     outputs, inputs = size
     draws = torch.Generator("cuda").manual_seed(rows)
@@ -76,7 +78,7 @@ def test_products_as_they_are_cut(size: tuple[int, int], rows: int, rounded: boo
     dense = (matrix * scales[:, None]).bfloat16()
     weight = gpu.Weight(matrix, scales) if rounded else gpu.Weight(dense)
     gain = torch.ones(inputs, device="cuda", dtype=torch.bfloat16)
-    gated = outputs in (1024, 22016)
+    gated = outputs in (1024, 22016, 44032)
     wanted = F.rms_norm(x.float(), (inputs,)) @ dense.float().T
     if gated:
         gate, up = wanted.chunk(2, -1)

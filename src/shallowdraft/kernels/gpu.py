@@ -215,8 +215,12 @@ def _tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
         return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, lines=16)
     if narrow and rows > 16:
         return Tiling(outputs=64, inputs=128, warps=4, stages=8, dot=True, last=True)
-    if narrow:
+    if narrow and outputs < 8192:
         return Tiling(outputs=16, inputs=512, warps=2, stages=3, dot=True, last=True)
+    if narrow:
+        return Tiling(outputs=64, inputs=256, warps=4, stages=4, dot=True, last=True)
+    if gated and inputs >= 8192 and rows <= 16:
+        return Tiling(outputs=64, inputs=256, warps=4, stages=3, dot=True, last=True)
     if inputs <= 2048 and outputs < 16384 and rows <= 16:
         return Tiling(outputs=64, inputs=256, warps=4, stages=3, dot=True, last=gated)
     if gated or outputs >= 16384:
