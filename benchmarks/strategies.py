@@ -25,7 +25,7 @@ from shallowdraft.study.skips import read_trials
 DRAFT = "zoo:4x128"
 
 
-def ways(draft: sd.Model, skips: Path | None) -> dict[str, dict[str, Any]]:
+def ways(target: sd.Model, draft: sd.Model, skips: Path | None) -> dict[str, dict[str, Any]]:
     """Plain decoding first."""
     found: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -38,6 +38,9 @@ def ways(draft: sd.Model, skips: Path | None) -> dict[str, dict[str, Any]]:
         "n-gram, d = auto": {"drafter": "ngram", "lookahead": "auto"},
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
+    heads = sd.load_heads(target)
+    for nodes in (3, 8, 16):
+        found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": heads, "lookahead": 3, "nodes": nodes}
     if skips is not None:
         best = read_trials(skips)[0]
         found[f"skip, searched, d = {best.lookahead}"] = {
@@ -55,6 +58,8 @@ def extra_bytes(target: sd.Model, options: dict[str, Any], tokens: int) -> int:
         parameters = (*draft.decoder.parameters(), *draft.decoder.buffers())
         found += sum(one.numel() * one.element_size() for one in parameters)
         found += tokens * draft.shape.kv_bytes_per_token(dtype_name(draft.decoder.dtype))
+    if heads := options.get("heads"):
+        found += sum(one.numel() * one.element_size() for one in heads.parameters())
     lookahead = options.get("lookahead", 0)
     slots = options.get("nodes", lookahead if isinstance(lookahead, int) else 8)
     return found + slots * target.shape.kv_bytes_per_token(dtype_name(target.decoder.dtype))
@@ -80,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     target, draft = sd.load("zoo:target", device="cpu"), sd.load_draft(DRAFT, device="cpu")
     room = target.shape.context - given.new_tokens
-    all_ways = ways(draft, given.skips)
+    all_ways = ways(target, draft, given.skips)
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
     print(f"zoo:target, drafts by {DRAFT}; {given.new_tokens} tokens a prompt, greedy, {given.threads} threads")
     for name in given.sets:

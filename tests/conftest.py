@@ -23,6 +23,7 @@ from transformers import (
 
 import shallowdraft as sd
 from shallowdraft.kernels import cpu
+from shallowdraft.models.heads import Heads, fresh_heads
 
 PACKINGS = ["none", "onednn", "panels"] if cpu.library() else ["none", "onednn"]
 
@@ -123,3 +124,11 @@ def noisy(model: sd.Model, noise: float, *, pack: bool = True) -> sd.Model:
             tensor += torch.randn(tensor.shape, generator=random) * tensor.std() * noise
     decoder = assemble(model.shape, state)
     return sd.Model(f"{model.name} with noise", decoder.pack() if pack else decoder, model.tokenizer)
+
+
+def random_heads(target: sd.Model, count: int) -> Heads:
+    """Heads that have learned nothing, and guess something else each."""
+    heads = fresh_heads(target.decoder, count)
+    random = torch.Generator().manual_seed(2)
+    torch.nn.init.normal_(heads.inner.weight, std=0.3, generator=random)
+    return heads.requires_grad_(False)

@@ -56,6 +56,27 @@ def test_pruned_to_the_shape_and_distilled(parent: str, corpus: str, tmp_path: P
     assert "already holds a model" in capsys.readouterr().err
 
 
+def test_heads_learn_to_guess_ahead(parent: str, corpus: str, tmp_path: Path, capsys):
+    out = str(tmp_path / "heads")
+    options = ["--target", parent, "--corpus", corpus, "--count", "3", "--generated", "4096", *BUDGET]
+    assert main(["heads", *options, "--out", out, "--json"]) == 0
+    learned = json.loads(capsys.readouterr().out)
+    assert learned["greedy_tar"] > 1.5
+    target = sd.load(parent)
+    heads = sd.load_heads(target, out)
+    plain = sd.generate(target, "The red", max_new_tokens=40)
+    ahead = sd.generate(target, "The red", drafter="medusa", heads=heads, max_new_tokens=40)
+    assert ahead.token_ids == plain.token_ids
+    assert ahead.stats.tar > 1.5
+    generate = ["generate", "--target", parent, "--prompt", "The red", "--drafter", "medusa"]
+    assert main([*generate, "--heads", out]) == 0
+    assert main(generate) == 2
+    assert "there are no heads" in capsys.readouterr().err
+    for wrong in (["--count", "0"], ["--rollout", "0.5"], ["--count", "16", "--sequence", "16"]):
+        assert main(["heads", *options, *wrong, "--out", str(tmp_path / "no")]) == 2
+    assert not (tmp_path / "no").exists()
+
+
 def test_pruned_by_learned_masks_without_distillation(parent: str, corpus: str, tmp_path: Path, capsys):
     options = ["--parent", parent, "--corpus", corpus, "--shape", "1x48/4h/2kv/16hd/32", "--method", "learned"]
     budget = ["--tokens", "30720", "--batch-tokens", "512", "--sequence", "32", "--mask-tokens", "1"]

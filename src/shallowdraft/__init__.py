@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shallowdraft.decoding.generation import Generation, Piece, Stream, generate, stream
     from shallowdraft.decoding.statistics import Statistics, total
     from shallowdraft.errors import ShallowdraftError
+    from shallowdraft.models.heads import load_heads
     from shallowdraft.models.model import Model, check_vocabulary, load, load_draft
     from shallowdraft.shapes import ModelShape
 
@@ -29,6 +30,7 @@ _HOMES = {
     "generate": "decoding.generation",
     "load": "models.model",
     "load_draft": "models.model",
+    "load_heads": "models.heads",
     "stream": "decoding.generation",
     "total": "decoding.statistics",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "generate",
     "load",
     "load_draft",
+    "load_heads",
     "stream",
     "total",
 ]

@@ -17,7 +17,9 @@ from shallowdraft.commands.demo import Demo
 from shallowdraft.commands.design import Design
 from shallowdraft.commands.distill import Distill
 from shallowdraft.commands.generate import Generate
+from shallowdraft.commands.heads import Heads
 from shallowdraft.commands.inspect import Inspect
+from shallowdraft.commands.online import Online
 from shallowdraft.commands.options import Command
 from shallowdraft.commands.pair import Pair
 from shallowdraft.commands.predict import Predict
@@ -47,6 +49,8 @@ Verb = (
     | Annotated[Pretrain, subcommand("pretrain")]
     | Annotated[Prune, subcommand("prune")]
     | Annotated[Distill, subcommand("distill")]
+    | Annotated[Heads, subcommand("heads")]
+    | Annotated[Online, subcommand("online")]
     | Annotated[Zoo, subcommand("zoo")]
     | Annotated[Pair, subcommand("pair")]
     | Annotated[Demo, subcommand("demo")]

@@ -6,7 +6,7 @@ changes the output. Shown able to fail by the mutants at the end.
 
 import pytest
 import torch
-from conftest import CONFIGS, noisy
+from conftest import CONFIGS, noisy, random_heads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +87,15 @@ def test_a_target_that_drafts_for_itself(kind: str, skips: tuple[int, ...] | Non
     target, _ = pair(kind)
     rate = assert_lossless(target, None, PROMPTS[:3], 3, {"drafter": "skip", "skips": skips}, max_new_tokens=48)
     assert rate > 0.9 if skips == () else rate < 1
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("nodes", [3, 60])
+def test_heads_on_every_family(kind: str, nodes: int, pair):
+    target, _ = pair(kind)
+    strategy = {"drafter": "medusa", "heads": random_heads(target, 3), "nodes": nodes}
+    rate = assert_lossless(target, None, PROMPTS, 3, strategy, max_new_tokens=48)
+    assert rate > 0 or nodes == 3  # of many guesses some are right
 
 
 @pytest.mark.parametrize("lookahead", [1, 4, 16])

@@ -5,15 +5,17 @@ against the target's exact probability of every sequence, by a chi-squared test.
 import functools
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from conftest import random_heads
 from scipy import stats
 
 import shallowdraft as sd
 from shallowdraft.decoding import verification
-from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.drafters import HeadsDrafter, ModelDrafter
 from shallowdraft.decoding.verification import Proposal, Verdict
 from shallowdraft.models.synthetic import random_decoder
 from shallowdraft.shapes import ModelShape
@@ -237,6 +239,25 @@ def test_the_joint_law_of_copied_text(models, rule: str):
 def test_the_joint_law_of_trees(models, prompts, sampling: dict[str, float]):
     strategy = {"draft": models[1], "drafter": "tree", "nodes": 7}
     assert p_value(models, prompts, 2, 20_000, FEWER, strategy=strategy, **sampling) > ALPHA
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
+def test_the_joint_law_of_heads(models, sampling: dict[str, float]):
+    strategy = {"drafter": "medusa", "heads": random_heads(models[0], 2), "nodes": 7}
+    assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, **sampling) > ALPHA
+
+
+def test_heads_that_are_not_what_was_drawn_from_are_caught(models, monkeypatch):
+    propose = HeadsDrafter.propose
+
+    def another_head(self, state, uniforms, missed):
+        """The laws of the heads change places."""
+        found = propose(self, state, uniforms, missed)
+        return replace(found, q=found.q.flip(1))
+
+    monkeypatch.setattr(HeadsDrafter, "propose", another_head)
+    strategy = {"drafter": "medusa", "heads": random_heads(models[0], 2), "nodes": 7}
+    assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 1.4, "top_k": 3}], ids=str)

@@ -1,7 +1,7 @@
 """What a training run learns: the corpus's own tokens, or a target's distributions."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -13,12 +13,15 @@ from shallowdraft.building.continuations import continuations
 from shallowdraft.building.losses import OBJECTIVES
 from shallowdraft.errors import OptionError
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.heads import Heads
 
 UNKNOWN = -100  # marks tokens of a target that its draft, with a shorter vocabulary, does not have
 
+Trained = TypeVar("Trained", Decoder, Heads)
 
-class Job:
-    """What the loop asks of a job; this one is next-token cross-entropy on a corpus."""
+
+class Job(Generic[Trained]):
+    """What the loop asks of a job."""
 
     learned: nn.Module | None = None
     """What is trained beside the model, and saved with it."""
@@ -28,11 +31,11 @@ class Job:
     @property
     def description(self) -> dict[str, Any]:
         """What makes two runs the same run."""
-        return {"job": "pretrain"}
+        raise NotImplementedError
 
-    def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
+    def loss(self, model: Trained, tokens: Tensor) -> Tensor:
         """The loss [B, T] of predicting tokens [B, T + 1] from those before them."""
-        return cross_entropy(model.logits(tokens[:, :-1]), tokens)
+        raise NotImplementedError
 
     def learned_rate(self, steps: int) -> float:
         """The learning rate of `learned`."""
@@ -41,7 +44,7 @@ class Job:
     def begin(self, step: int, steps: int) -> None:
         """Called before each step."""
 
-    def active(self, model: Decoder) -> AbstractContextManager[None]:
+    def active(self, model: Trained) -> AbstractContextManager[None]:
         """Holds while the model computes: forward, backward, or when it is measured."""
         return nullcontext()
 
@@ -54,10 +57,18 @@ class Job:
         return {}
 
 
-Pretrain = Job
+class Pretrain(Job[Decoder]):
+    """Next-token cross-entropy on a corpus."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"job": "pretrain"}
+
+    def loss(self, model: Decoder, tokens: Tensor) -> Tensor:
+        return cross_entropy(model.logits(tokens[:, :-1]), tokens)
 
 
-class Distil(Job):
+class Distil(Pretrain):
     """The target's distributions, by one of the objectives, or the corpus's own tokens with `cross-entropy`.
 
     With `rollout` that share of the rows ends in the draft's own words: it learns from where it leads itself.
@@ -103,6 +114,32 @@ class Distil(Job):
         mixed = tokens.clone()
         mixed[chosen] = continuations(whole, tokens[chosen, :given], tokens.shape[1] - given, seed=seed)
         return mixed
+
+
+class GuessAhead(Job[Heads]):
+    """Medusa heads on a frozen target: head k learns what the target will say k tokens after its next one."""
+
+    def __init__(self, target: Decoder, objective: str = "forward-kl") -> None:
+        require_objective(objective, 0.0)
+        self.target, self.objective = target.requires_grad_(False), objective
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"job": "heads", "objective": self.objective, "target": str(self.target.shape)}
+
+    def loss(self, model: Heads, tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self.target.read(tokens[:, :-1])
+            laws = self.target.head(hidden)
+        losses = torch.zeros(hidden.shape[:2], device=tokens.device)
+        for ahead, guess in enumerate(model(hidden).unbind(2), 1):
+            logits = self.target.head(guess[:, :-ahead])
+            if self.objective == "cross-entropy":
+                found = cross_entropy(logits, tokens[:, ahead:])
+            else:
+                found = OBJECTIVES[self.objective](laws[:, ahead:], logits)
+            losses = losses + F.pad(found, (0, ahead)) / model.shape.count
+        return losses
 
 
 def require_objective(objective: str, rollout: float) -> None:

@@ -40,7 +40,14 @@ class Plan:
 
 
 def make_plan(
-    model: Decoder, job: Job, recipe: Recipe, target: ModelShape | None, *, runs: float, states: int, corpus_tokens: int
+    model: Decoder,
+    job: Job[Decoder],
+    recipe: Recipe,
+    target: ModelShape | None,
+    *,
+    runs: float,
+    states: int,
+    corpus_tokens: int,
 ) -> Plan:
     """For training on the recipe's tokens `runs` times over, in `states` stages; the model is left as it was."""
     micro = min(recipe.rows, recipe.micro_rows) * recipe.sequence
@@ -52,7 +59,7 @@ def make_plan(
     return Plan(runs * recipe.tokens / speed, memory, disk)
 
 
-def tokens_per_s(model: Decoder, job: Job, recipe: Recipe) -> float:
+def tokens_per_s(model: Decoder, job: Job[Decoder], recipe: Recipe) -> float:
     """Of a forward and a backward pass over a few rows, the second time."""
     model.requires_grad_(True)
     length = min(recipe.sequence, TIMED_TOKENS)

@@ -13,6 +13,7 @@ from shallowdraft.building import sharding
 from shallowdraft.building.corpus import Batches
 from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.heads import Heads
 
 
 class RunState:
@@ -21,7 +22,7 @@ class RunState:
     def __init__(
         self,
         folder: Path,
-        model: Decoder,
+        model: Decoder | Heads,
         learned: nn.Module | None,
         optimiser: torch.optim.Optimizer,
         batches: Batches,

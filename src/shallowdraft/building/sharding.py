@@ -110,7 +110,7 @@ def whole(tree: _T) -> _T:
     return gathered
 
 
-def load_model(model: Decoder, state: dict[str, Tensor]) -> None:
+def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
     model.load_state_dict({name: _like(model.get_parameter(name), tensor) for name, tensor in state.items()})
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from shallowdraft.building import sharding
 from shallowdraft.building.balance import Balance
 from shallowdraft.building.corpus import Batches
-from shallowdraft.building.jobs import Job, cross_entropy
+from shallowdraft.building.jobs import Job, Trained, cross_entropy
 from shallowdraft.building.losses import acceptance, tar_from_runs
 from shallowdraft.building.resuming import RunState
 from shallowdraft.errors import OptionError, TrainingError
@@ -104,8 +104,8 @@ class Step:
 
 
 def train(
-    model: Decoder,
-    job: Job,
+    model: Trained,
+    job: Job[Trained],
     batches: Batches,
     recipe: Recipe,
     folder: Path,
@@ -120,8 +120,9 @@ def train(
     again on the way back.
     """
     model.requires_grad_(True).train()
-    model.recompute = recompute
-    sharding.shard(model)
+    if isinstance(model, Decoder):
+        model.recompute = recompute
+        sharding.shard(model)
     optimiser = _optimiser(model, job, recipe)
     description = {"shape": model.shape.to_config(), **job.description, "recipe": asdict(recipe)}
     run = RunState(folder, model, job.learned, optimiser, batches, description)
@@ -146,7 +147,7 @@ def train(
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         details = job.end()
-        if balance is not None and (step + 1) % balance.every == 0:
+        if balance is not None and isinstance(model, Decoder) and (step + 1) % balance.every == 0:
             with job.active(model):
                 batches.weights = balance.update(batches.weights, model)
             details |= {f"weight_{domain}": weight for domain, weight in batches.weights.items()}
@@ -160,7 +161,7 @@ def train(
     model.requires_grad_(False).eval()
 
 
-def _optimiser(model: Decoder, job: Job, recipe: Recipe) -> torch.optim.Optimizer:
+def _optimiser(model: Trained, job: Job[Trained], recipe: Recipe) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if job.learned is not None:
         rate = job.learned_rate(recipe.steps)
@@ -169,7 +170,7 @@ def _optimiser(model: Decoder, job: Job, recipe: Recipe) -> torch.optim.Optimize
 
 
 def _accumulate(
-    job: Job, loss_of: Callable[[Decoder, Tensor], Tensor], model: Decoder, tokens: Tensor, recipe: Recipe
+    job: Job[Trained], loss_of: Callable[[Trained, Tensor], Tensor], model: Trained, tokens: Tensor, recipe: Recipe
 ) -> float:
     """Gradients of the mean loss of a batch, some rows [B, T + 1] of this process at a time; that mean."""
     total = torch.zeros((), device=tokens.device)

@@ -13,7 +13,7 @@ from shallowdraft.building.balance import Balance
 from shallowdraft.building.continuations import share_generated
 from shallowdraft.building.corpus import Batches, TokenStore
 from shallowdraft.building.importance import Importance, measure_importance
-from shallowdraft.building.jobs import Distil, Job
+from shallowdraft.building.jobs import Distil, Job, Trained
 from shallowdraft.building.masks import Shear
 from shallowdraft.building.pruning import MOST_CANDIDATES, carve, choose, layer_candidates
 from shallowdraft.building.training import Recipe, Step, rows_at_once, train, validate
@@ -42,7 +42,9 @@ class Workshop:
     validation_tokens: int = 65536
     importance_tokens: int = 262144
 
-    def train(self, name: str, model: Decoder, job: Job, recipe: Recipe, balance: Balance | None = None) -> None:
+    def train(
+        self, name: str, model: Trained, job: Job[Trained], recipe: Recipe, balance: Balance | None = None
+    ) -> None:
         """Train in place; an unfinished stage of that name is taken up where it stopped.
 
         Stages read the text in different orders, lest one repeats what the one before it has learned.

@@ -32,11 +32,13 @@ class Generate(DraftCommand):
     """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
     """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
-    drafter: Literal["model", "tree", "several", "skip", "ngram"] = "model"
+    drafter: Literal["model", "tree", "several", "skip", "ngram", "medusa"] = "model"
     """What proposes: the draft model; the draft model, branching into a tree or drawing several chains; without a draft
-    the target itself, parts of it skipped; or the text, where it repeats (ngram)."""
+    the target itself, parts of it skipped; the text, where it repeats (ngram); or heads on the target (medusa)."""
     nodes: int = 16
     """Of a tree or several chains: how many tokens they have; --lookahead is how deep they go."""
+    heads: Name = None
+    """With --drafter medusa: what shallowdraft heads wrote. Default: the folder `heads` beside the target's weights."""
     skips: Name = None
     """With --drafter skip: what skip-search wrote. Default: the second half of the layers."""
     acceptance: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
@@ -73,8 +75,10 @@ class Generate(DraftCommand):
             raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
         if self.draft is not None and self.drafter in DRAFTLESS:
             raise OptionError(f"the {self.drafter} drafter takes no --draft; leave one of the two out")
-        if self.draft is None and self.drafter in BRANCHING:
+        if self.draft is None and self.drafter in BRANCHING and self.drafter not in DRAFTLESS:
             raise OptionError("a tree is proposed by a draft model; name one with --draft")
+        if self.heads is not None and self.drafter != "medusa":
+            raise OptionError("--heads is for --drafter medusa")
         self.set_threads()
         several = load_prompts(self.prompts) if self.prompts is not None else []
         options: Options = {
@@ -97,6 +101,8 @@ class Generate(DraftCommand):
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft is not None:
             options["draft"] = self.load_draft(self.draft)
+        if self.drafter == "medusa":
+            options["heads"] = sd.load_heads(target, self.heads)
         stats: list[Statistics] = []
         results = []
         for prompt in several or [Prompt("", "", self.prompt or "")]:

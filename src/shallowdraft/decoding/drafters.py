@@ -15,6 +15,7 @@ from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.heads import Heads
 from shallowdraft.models.tree import Tree
 
 LONGEST_MATCH = 4  # tokens at the end of a text that are looked for further up
@@ -27,8 +28,11 @@ class Drafter(Protocol):
     nodes: int
     """How many tokens it proposes for that: more where they branch."""
 
-    def prefill(self, state: State, cache: KVCache) -> None:
-        """Read the prompts, once, before the first iteration; `cache` is the target's, which has read them."""
+    def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
+        """Read the prompts, once, before the first iteration.
+
+        The target has: `cache` is its cache, and `hidden` [B, C] its hidden state behind each.
+        """
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         """Continue every row by d tokens; `uniforms` [B, d] are the draws to use.
@@ -36,8 +40,11 @@ class Drafter(Protocol):
         Iterations were `missed` since it was last asked; each added one token to every row.
         """
 
-    def keep(self, base: Tensor, path: Tensor) -> None:
-        """Of its tree behind positions base [B], the nodes of path [B, d] are the text now."""
+    def keep(self, base: Tensor, path: Tensor, hidden: Tensor) -> None:
+        """Of its tree behind positions base [B], the nodes of path [B, d] are the text now.
+
+        `hidden` [B, C] is the target's hidden state behind the last of them that was accepted.
+        """
 
 
 class NoDrafter:
@@ -45,10 +52,10 @@ class NoDrafter:
 
     lookahead = nodes = 0
 
-    def prefill(self, state: State, cache: KVCache) -> None:
+    def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
         pass
 
-    def keep(self, base: Tensor, path: Tensor) -> None:
+    def keep(self, base: Tensor, path: Tensor, hidden: Tensor) -> None:
         pass
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
@@ -102,7 +109,7 @@ class ModelDrafter:
         self._vocab = target_vocab
         self.cache: KVCache | None = None
 
-    def prefill(self, state: State, cache: KVCache) -> None:
+    def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
         if self.cache is None:
             self.cache = self.decoder.new_cache(*state.tokens.shape)
         fill(self.decoder, self.cache, state)
@@ -137,7 +144,7 @@ class ModelDrafter:
         # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
         return state.tail(2 + missed)
 
-    def keep(self, base: Tensor, path: Tensor) -> None:
+    def keep(self, base: Tensor, path: Tensor, hidden: Tensor) -> None:
         assert self.cache is not None
         self.cache.keep(base, path)
 
@@ -158,7 +165,7 @@ class SkipDrafter(ModelDrafter):
     ) -> None:
         super().__init__(target.skipping(skips), lookahead, sampling, target.shape.vocab, confidence)
 
-    def prefill(self, state: State, cache: KVCache) -> None:
+    def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
         self.cache = cache
 
     def _unread(self, state: State, missed: int) -> tuple[Tensor, Tensor]:
@@ -209,6 +216,38 @@ class TreeDrafter(ModelDrafter):
         if laws:
             q = torch.nn.functional.pad(torch.cat(laws, 1), (0, 0, 0, len(tree.tree.levels[-1])))
         return Proposal(torch.cat(proposed, 1), q, torch.cat(largest, 1), tree, self._independent)
+
+
+class HeadsDrafter(NoDrafter):
+    """Medusa heads on the target: a tree of what each of them guesses, from the one hidden state that is known."""
+
+    def __init__(self, target: Decoder, heads: Heads, tree: Tree, sampling: Sampling) -> None:
+        self.lookahead, self.nodes = tree.depth, len(tree.parents)
+        self._target, self._heads, self._sampling = target, heads, sampling
+        self._tree = tree.on(target.device)
+        self._hidden: Tensor | None = None
+
+    def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
+        self._hidden = hidden.clone() if self._hidden is None else self._hidden.copy_(hidden)
+
+    def keep(self, base: Tensor, path: Tensor, hidden: Tensor) -> None:
+        assert self._hidden is not None
+        self._hidden.copy_(hidden)
+
+    def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
+        assert self._hidden is not None
+        tree = self._tree
+        logits = self._target.head(self._heads(self._hidden))[:, : self.lookahead]
+        laws = None if self._sampling.greedy else probabilities(logits, self._sampling)
+        proposed = []
+        for depth, level in enumerate(tree.tree.levels[:-1]):
+            children = [tree.tree.children[node] for node in level]
+            here = (logits if laws is None else laws)[:, depth : depth + 1].expand(-1, len(level), -1)
+            proposed.append(
+                _likeliest(here, children) if laws is None else _draws(here, children, uniforms, again=False)
+            )
+        q = None if laws is None else laws[:, tree.depths.clamp(max=self.lookahead - 1)]
+        return Proposal(torch.cat(proposed, 1), q, logits.amax(-1), tree)
 
 
 def _likeliest(logits: Tensor, children: Sequence[Sequence[int]]) -> Tensor:

@@ -72,7 +72,7 @@ class Engine:
                 self.cache = self.target.new_cache(*self.state.tokens.shape)
             hidden = fill(self.target, self.cache, self.state)
             if self._within_draft_context():
-                self.drafter.prefill(self.state, self.cache)
+                self.drafter.prefill(self.state, self.cache, hidden)
             nothing = Proposal(self.state.tokens[:, :0])
             uniforms = self.noise.advance()
             verdict = verify(
@@ -125,11 +125,12 @@ class Engine:
         assert self.cache is not None
         base = self.state.length - 1
         part = proposal.tree.part(base, 0, tokens.shape[1])
-        logits = self.target.head(self.target(tokens, part.positions, self.cache, self.state.span, part))
-        verdict = verify(logits, proposal, self.sampling, coins, last)
+        hidden = self.target(tokens, part.positions, self.cache, self.state.span, part)
+        verdict = verify(self.target.head(hidden), proposal, self.sampling, coins, last)
         assert verdict.path is not None
         self.cache.keep(base, verdict.path)
-        self.drafter.keep(base, verdict.path)
+        node = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.accepted[:, None])[..., None]
+        self.drafter.keep(base, verdict.path, hidden.gather(1, node.expand(-1, -1, hidden.shape[2])).squeeze(1))
         self.state.commit(verdict)
         return _packed(verdict)
 

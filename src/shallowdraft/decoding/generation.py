@@ -8,6 +8,7 @@ from typing import Literal, TypedDict, Unpack, cast, get_args, overload
 
 from shallowdraft.decoding.drafters import (
     Drafter,
+    HeadsDrafter,
     ModelDrafter,
     NgramDrafter,
     NoDrafter,
@@ -23,6 +24,7 @@ from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.text import TextStream
 from shallowdraft.decoding.verification import Rule
 from shallowdraft.errors import NumericsError, OptionError, PromptError
+from shallowdraft.models.heads import Heads
 from shallowdraft.models.model import Model, check_vocabulary
 from shallowdraft.models.tree import MOST_NODES, Tree, best_tree, chains
 
@@ -32,10 +34,10 @@ KEPT = 4  # engines of a target, each with its caches and captured iterations
 
 Prompt = str | Sequence[int]
 FinishReason = Literal["stop", "length", "context"]
-DrafterName = Literal["model", "tree", "several", "skip", "ngram"]
+DrafterName = Literal["model", "tree", "several", "skip", "ngram", "medusa"]
 """What proposes: a draft model; one that branches; one that draws several chains; the target without some parts; the
-text itself where it repeats."""
-BRANCHING, DRAFTLESS = ("tree", "several"), ("skip", "ngram")
+text itself where it repeats; heads on the target."""
+BRANCHING, DRAFTLESS = ("tree", "several", "medusa"), ("skip", "ngram", "medusa")
 
 
 class Options(TypedDict, total=False):
@@ -46,6 +48,7 @@ class Options(TypedDict, total=False):
     lookahead: int | Literal["auto"]
     nodes: int
     skips: Sequence[int] | None
+    heads: Heads | None
     acceptance: float | None
     rule: Rule
     max_new_tokens: int
@@ -66,6 +69,7 @@ class Settings:
     lookahead: int | Literal["auto"] = 5
     nodes: int = 16
     skips: Sequence[int] | None = None
+    heads: Heads | None = None
     acceptance: float | None = None
     rule: Rule = "token"
     max_new_tokens: int = 128
@@ -87,6 +91,8 @@ class Settings:
                 raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(get_args(known))}")
         if self.draft is not None and self.drafter in DRAFTLESS:
             raise OptionError(f"the {self.drafter} drafter takes no draft model; leave one of the two out")
+        if self.heads is not None and self.drafter != "medusa":
+            raise OptionError("heads are for the medusa drafter")
         if self.drafter in BRANCHING:
             self._check_tree()
         if self.acceptance is not None:
@@ -118,17 +124,20 @@ class Settings:
         return self.draft is not None or self.drafter in DRAFTLESS
 
     def tree(self, vocab: int) -> Tree:
-        """A default shape: a draft's choices of rank 1, 2, … go on with the text as often as they typically do."""
+        """Of heads, as they were measured; a draft's choices of rank 1, 2, … are right as often as is usual."""
         assert isinstance(self.lookahead, int)
         if self.drafter == "several":
             return chains(self.nodes // self.lookahead, self.lookahead)
-        return best_tree([RANKS[:vocab]] * self.lookahead, self.nodes)
+        depth = self.longest_lookahead
+        measured = self.heads.chances if self.heads else []
+        return best_tree(measured[:depth] or [RANKS[:vocab]] * depth, self.nodes)
 
     @property
     def longest_lookahead(self) -> int:
         if not self.speculative:
             return 0
-        return LONGEST if self.lookahead == "auto" else self.lookahead
+        longest = LONGEST if self.lookahead == "auto" else self.lookahead
+        return min(longest, self.heads.shape.count) if self.heads else longest
 
     @property
     def sampling(self) -> Sampling:
@@ -180,9 +189,10 @@ def generate(
     Other drafters: "tree": the draft branches into `nodes`=16 tokens, `lookahead` deep. "several": it draws as many
     chains as `nodes` allows. "skip": no draft, the target without the parts that `skips` names, 2 i for the attention
     of layer i and 2 i + 1 for its FFN, by default the second half of its layers. "ngram": no draft, the text itself
-    proposes where it repeats. acceptance=None (a share): a draft, or "skip", goes on only as long as it is sure enough
-    for so much of what it proposes to be kept. rule="token" ("block": drawn proposals are judged as a whole, which
-    accepts more).
+    proposes where it repeats. "medusa": no draft, `heads` on the target (sd.load_heads) propose a tree of `nodes`, no
+    deeper than there are heads. acceptance=None (a share): a draft, or "skip", goes on only while it is sure enough for
+    so much of what it proposes to be kept. rule="token" ("block": drawn proposals are judged as a whole, which accepts
+    more).
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -402,11 +412,11 @@ def _keep(target: Model, settings: Settings, engine: Engine) -> None:
 
 
 def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
-    """What an engine is made for; it holds on to the draft, so that no other can have its id."""
-    draft = id(settings.draft.decoder) if settings.draft else None
+    """What an engine is made for; it holds on to what proposes, so that nothing else can have its id."""
+    proposer = id(settings.heads or (settings.draft and settings.draft.decoder))
     fixed = settings.longest_lookahead, settings.lookahead == "auto", settings.rule, replace(settings.sampling, seed=0)
     skips = None if settings.skips is None else tuple(settings.skips)
-    return draft, settings.drafter, settings.nodes, skips, *fixed, rows, slots
+    return proposer, settings.drafter, settings.nodes, skips, *fixed, rows, slots
 
 
 def _pace(settings: Settings) -> Pace | Confidence | None:
@@ -425,6 +435,10 @@ def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -
     if settings.drafter == "skip":
         skips = early_exit(target.shape.layers) if settings.skips is None else settings.skips
         return SkipDrafter(target.decoder, skips, lookahead, settings.sampling, confidence)
+    if settings.drafter == "medusa":
+        if settings.heads is None:
+            raise OptionError("the medusa drafter needs heads on the target; give those that sd.load_heads returns")
+        return HeadsDrafter(target.decoder, settings.heads, settings.tree(target.shape.vocab), settings.sampling)
     if draft is None:
         if settings.drafter in BRANCHING:
             raise OptionError("a tree is proposed by a draft model; give one as draft")

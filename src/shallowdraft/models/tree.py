@@ -60,6 +60,15 @@ class Tree:
         starts = [*(depths.index(depth) for depth in range(self.depth + 1)), len(depths)]
         return [range(*pair) for pair in pairwise(starts)]
 
+    def followed(self, ranks: Sequence[int]) -> int:
+        """How deep it goes along with a text whose tokens have these ranks, from 0, among the guesses at each depth."""
+        node = 0
+        for depth, rank in enumerate(ranks):
+            if rank >= len(self.children[node]):
+                return depth
+            node = self.children[node][rank]
+        return len(ranks)
+
     def on(self, device: torch.device) -> "PlacedTree":
         """With what passes and verification need, in that device's memory."""
         seen = [sum(1 << node for node in (0, *path)) for path in self.paths]

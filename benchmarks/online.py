@@ -1,0 +1,123 @@
+"""Does a draft that learns while it serves catch up after a shift of domain?
+
+A carved draft is distilled on stories alone, then it serves prompts from documentation and learns from corrections. Its
+acceptance (greedy, one draft token at a time) and TAR at lookahead 4 are measured on held-out prompts of both domains.
+
+    python benchmarks/online.py --corpus DIR --work DIR [--tokens 200000]
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+import shallowdraft as sd
+from shallowdraft.building.corpus import Batches, TokenStore, open_store, write_store
+from shallowdraft.building.jobs import Distil
+from shallowdraft.building.online import Habits, OnlineDraft
+from shallowdraft.building.training import Recipe, Step
+from shallowdraft.building.workshop import Workshop
+from shallowdraft.records import commit, processor
+
+OLD, NEW = "stories", "docs"
+PROMPT, LENGTH, BATCH = 32, 64, 8
+HELD_OUT = 48  # prompts of each domain
+
+
+def store_of(corpus: Path, work: Path, target: sd.Model) -> TokenStore:
+    """The two domains in tokens, made once."""
+    if not (work / "tokens" / "store.json").exists():
+        with tempfile.TemporaryDirectory() as folder:
+            for file in corpus.iterdir():
+                if file.name.startswith((OLD, NEW)):
+                    (Path(folder) / file.name).symlink_to(file.resolve())
+            write_store(Path(folder), target.require_tokenizer(), work / "tokens")
+    return open_store(work / "tokens")
+
+
+def stale_draft(name: str, target: sd.Model, store: TokenStore, work: Path, tokens: int) -> sd.Model:
+    """It knows one domain; made once."""
+    folder = work / f"stale-{tokens}"
+    if not (folder / "config.json").exists():
+        draft = sd.load(name, "float32", trainable=True)
+        recipe = Recipe(tokens=tokens, batch_tokens=4096, sequence=128, micro_rows=16, learning_rate=3e-3)
+        Workshop(store, work / "training", follow, (OLD,)).train("stale", draft.decoder, Distil(target.decoder), recipe)
+        draft.save(folder)
+    return sd.load(folder, "float32", trainable=True)
+
+
+def follow(name: str, steps: Iterator[Step]) -> None:
+    for step in steps:
+        if step.step % 50 == 0:
+            print(f"{name}: {step.step} of {step.steps}, loss {step.loss:.3f}", flush=True)
+
+
+def openings(store: TokenStore, domain: str, part: str, rows: int) -> Iterator[list[list[int]]]:
+    reader = Batches(store, part=part, rows=rows, sequence=PROMPT, seed=3, domains=[domain])
+    while True:
+        yield reader.next()[:, :PROMPT].tolist()
+
+
+def measured(target: sd.Model, draft: sd.Model, prompts: list[list[int]]) -> tuple[float, float]:
+    """Acceptance of a single draft token, and TAR at lookahead 4."""
+    options = {"draft": draft, "max_new_tokens": LENGTH, "stop_tokens": ()}
+    one, four = (
+        sd.total([out.stats for out in sd.generate(target, prompts, lookahead=d, **options)], one_batch=True)
+        for d in (1, 4)
+    )
+    return one.acceptance_rate, four.tar
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True, help="folder with stories and docs")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--draft", default="zoo:2x192-carved")
+    parser.add_argument("--stale-tokens", type=int, default=1_000_000, help="of stories that it was distilled on")
+    parser.add_argument("--tokens", type=int, default=200_000, help="to serve")
+    parser.add_argument("--every", type=int, default=16, help="prompts between updates")
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of an update")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    given = parser.parse_args()
+    trained = sd.load("zoo:target", device="cpu", trainable=True)
+    target = sd.load("zoo:target", device="cpu")
+    store = store_of(given.corpus, given.work, target)
+    draft = stale_draft(given.draft, trained, store, given.work, given.stale_tokens)
+    old, new = (next(openings(store, domain, "val", HELD_OUT)) for domain in (OLD, NEW))
+    with tempfile.TemporaryDirectory() as folder:
+        online = OnlineDraft(target, draft, Path(folder), Habits(learning_rate=given.learning_rate))
+        print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
+        print(f"{given.draft}, distilled on {given.stale_tokens:,} tokens of {OLD}, serves {NEW}; {vars(given)}")
+        print(
+            f"{'tokens served':>14} {NEW + ' accepted':>14} {'TAR':>6} {OLD + ' accepted':>18} {'TAR':>6}  learning s"
+        )
+        figures, learning_s, serving = [], 0.0, openings(store, NEW, "train", BATCH)
+        marks = iter(range(0, given.tokens + 1, given.tokens // 8))
+        mark, prompts = next(marks), 0
+        while True:
+            if online.seen >= mark:
+                figures.append((*measured(target, online.draft, new), *measured(target, online.draft, old)))
+                line = "{:>14.3f} {:>6.2f} {:>18.3f} {:>6.2f}".format(*figures[-1])
+                print(f"{online.seen:>14,} {line} {learning_s:>10.0f}", flush=True)
+                if (following := next(marks, None)) is None:
+                    break
+                mark = following
+            given_prompts = next(serving)
+            options = {"draft": online.draft, "lookahead": 4, "max_new_tokens": LENGTH, "stop_tokens": ()}
+            for prompt, made in zip(given_prompts, sd.generate(target, given_prompts, **options), strict=True):
+                online.see(prompt, made, 4)
+            prompts += BATCH
+            if prompts % given.every == 0:
+                begin_s = time.perf_counter()
+                online.learn(given.budget)
+                learning_s += time.perf_counter() - begin_s
+    gap = figures[0][2] - figures[0][0]
+    print(f"the gap was {gap:.3f}; {(figures[-1][0] - figures[0][0]) / gap:.0%} of it was made up")
+
+
+if __name__ == "__main__":
+    main()

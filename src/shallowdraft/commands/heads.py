@@ -1,0 +1,78 @@
+"""shallowdraft heads: train Medusa heads on a target."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shallowdraft.commands.distill import DistillingCommand
+from shallowdraft.commands.training import say
+from shallowdraft.errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+VALIDATION_TOKENS = 65536
+FEW, MANY = 1, 16  # heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(DistillingCommand):
+    """Train Medusa heads: small layers on the target that guess tokens ahead, instead of a draft model.
+
+    The target stays as it is. In OUT there are the weights and how often each guess is right, from which the tree is
+    chosen that --drafter medusa proposes. In the folder `heads` of the target they are found without being named.
+    Example: shallowdraft heads --target DIR --corpus text --tokens 2000000 --generated 2000000 --out heads
+    """
+
+    target: str
+    """Checkpoint folder, hub id or zoo name of the model to guess ahead of."""
+    count: int = 4
+    """How many heads: how far they guess beyond the next token."""
+
+    def start(self) -> "torch.device":
+        from shallowdraft.building import sharding
+
+        if not FEW <= self.count <= MANY:
+            raise OptionError(f"--count is {self.count}; it must be from {FEW} to {MANY}")
+        if self.rollout:
+            raise OptionError("--rollout is for drafts; heads learn from the target's text")
+        if self.count >= self.sequence:
+            raise OptionError(f"--sequence is {self.sequence}; {self.count} heads need longer ones")
+        device = super().start()
+        if sharding.processes() > 1:
+            raise OptionError("heads are small and trained by one process; leave torchrun out")
+        return device
+
+    def run(self) -> int:
+        from shallowdraft.building.continuations import DOMAIN
+        from shallowdraft.building.corpus import Batches
+        from shallowdraft.building.guesses import measure_heads
+        from shallowdraft.building.jobs import GuessAhead
+        from shallowdraft.building.training import rows_at_once
+        from shallowdraft.models.heads import fresh_heads, save_heads
+        from shallowdraft.models.model import load
+
+        device = self.start()
+        target = load(self.target, self.dtype, device, trainable=True)
+        shop = self._with_generated(self.workshop(target.require_tokenizer()), target)
+        self.begin()
+        heads = fresh_heads(target.decoder, self.count)
+        recipe = self.recipe(target.shape)
+        rows = rows_at_once(target.shape, self.sequence, copies=4 * self.count)
+        shop.train("heads", heads, GuessAhead(target.decoder, self.objective), replace(recipe, micro_rows=rows))
+        domains = (DOMAIN,) if DOMAIN in shop.store.domains else None
+        rows = min(rows, max(1, VALIDATION_TOKENS // self.sequence))
+        held_out = Batches(shop.store, part="val", rows=rows, sequence=self.sequence, seed=0, domains=domains)
+        measured = measure_heads(heads, target.decoder, held_out, max(1, VALIDATION_TOKENS // (rows * self.sequence)))
+        figures = {name: round(value, 4) for name, value in measured.items()}
+        save_heads(
+            heads, Path(self.out), target=self.target, objective=self.objective, tokens=self.tokens, held_out=figures
+        )
+        if self.json_output:
+            print(json.dumps({"out": self.out, "heads": self.count, **measured}))
+        else:
+            shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items())
+            print(f"{self.out}: {self.count} heads on {self.target}; held out: {shown}")
+        say(f"shallowdraft generate --target {self.target} --drafter medusa --heads {self.out} uses them")
+        return 0
