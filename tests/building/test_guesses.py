@@ -12,7 +12,7 @@ from shallowdraft.building import guesses
 from shallowdraft.errors import CheckpointError, OptionError
 from shallowdraft.models.heads import load_heads, save_heads
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.models.tree import best_tree
+from shallowdraft.models.tree import best_tree, chances
 from shallowdraft.shapes import ModelShape
 
 SHAPE = ModelShape(2, 32, 2, 48, 12, context=128)
@@ -29,7 +29,7 @@ def test_ranks_say_what_the_engine_keeps(target):
     heads = random_heads(target, 3)
     text = sd.generate(target, PROMPT, max_new_tokens=60).token_ids
     ranks = guesses._ranks(heads, target.decoder, torch.tensor([PROMPT + text]))[0].tolist()
-    heads.chances = guesses.chances(torch.tensor([ranks]))
+    heads.chances = chances(torch.tensor([ranks]))
     options = {"drafter": "medusa", "heads": heads, "lookahead": 3, "nodes": 12, "max_new_tokens": 50}
     run = sd.generate(target, PROMPT, **options)
     tree = best_tree(heads.chances, 12)
@@ -43,7 +43,7 @@ def test_ranks_say_what_the_engine_keeps(target):
 
 def test_chances_are_those_where_the_heads_before_were_right():
     ranks = torch.tensor([[[0, 1], [0, 0], [1, 0], [99, 0]]])
-    first, second = guesses.chances(ranks)
+    first, second = chances(ranks)
     assert first[:3] == [0.5, 0.25, 0.0]
     assert second[:2] == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from shallowdraft.building.corpus import Batches
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
-from shallowdraft.models.tree import best_tree
+from shallowdraft.models.tree import best_tree, chances
 
-RANKS = 8  # guesses of a head that are told apart
 NODES = 16  # of the tree that a figure is given for
 
 
@@ -42,14 +41,3 @@ def _ranks(heads: Heads, target: Decoder, tokens: Tensor) -> Tensor:
         wanted = logits.gather(2, choice[:, ahead : ahead + length, None])
         found.append((logits > wanted).sum(-1).cpu())
     return torch.stack(found, 2)
-
-
-def chances(ranks: Tensor) -> list[list[float]]:
-    """Ranks [B, T, K] -> by head and rank, how often that guess is right where the heads before had it too."""
-    found = []
-    reached = torch.ones_like(ranks[..., 0], dtype=torch.bool)
-    for head in range(ranks.shape[2]):
-        here = ranks[..., head][reached]
-        found.append([float((here == rank).sum()) / max(1, len(here)) for rank in range(RANKS)])
-        reached = reached & (ranks[..., head] < RANKS)
-    return found

@@ -14,6 +14,7 @@ from shallowdraft.errors import OptionError
 if TYPE_CHECKING:
     from shallowdraft.decoding.generation import Generation, Stream
     from shallowdraft.decoding.statistics import Statistics
+    from shallowdraft.models.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class Generate(DraftCommand):
     the target itself, parts of it skipped; the text, where it repeats (ngram); or heads on the target (medusa)."""
     nodes: int = 16
     """Of a tree or several chains: how many tokens they have; --lookahead is how deep they go."""
+    tree: Name = None
+    """Of a tree: its shape, what replay --nodes N --tree FILE wrote. Default: one of --nodes by usual acceptance."""
     heads: Name = None
     """With --drafter medusa: what shallowdraft heads wrote. Default: the folder `heads` beside the target's weights."""
     skips: Name = None
@@ -94,6 +97,8 @@ class Generate(DraftCommand):
             "seed": self.seed,
             "stop": self.stop,
         }
+        if self.tree is not None:
+            options["tree"] = _tree(Path(self.tree))
         if self.skips is not None:
             options["skips"] = self._skips(self.skips)
         settings = Settings(**options)  # a wrong option is found before a model is loaded
@@ -129,6 +134,16 @@ class Generate(DraftCommand):
         if self.drafter != "skip":
             raise OptionError("--skips is for --drafter skip")
         return read_trials(Path(file))[0].skips
+
+
+def _tree(file: Path) -> "Tree":
+    from shallowdraft.models.checkpoint import read_json
+    from shallowdraft.models.tree import Tree
+
+    parents = read_json(file).get("parents")
+    if not isinstance(parents, list) or not all(isinstance(parent, int) for parent in parents):
+        raise OptionError(f"{file}: this is no tree; write one with shallowdraft replay --nodes N --tree FILE")
+    return Tree(tuple(parents))
 
 
 def _drain(pieces: "Stream") -> "Generation":

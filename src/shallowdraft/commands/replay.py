@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand
+from shallowdraft.commands.options import DraftCommand, Name, Number
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
+    from shallowdraft.records import Record
     from shallowdraft.replay.acceptance import Replay as Replayed
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
@@ -29,31 +30,53 @@ class Replay(DraftCommand):
     """What `record` wrote."""
     draft: tuple[str, ...]
     """Checkpoint folders, hub ids or zoo names."""
+    nodes: Number = None
+    """Also find the token tree of so many nodes that keeps most of each draft's choices, for --drafter tree."""
+    tree: Name = None
+    """With --nodes and one draft: file for the tree, for generate --tree."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print {"drafts": [{"name", "tar", "tar_interval", "acceptance_by_position", "sets", "prompts"}, …]}."""
+    """Print {"drafts": [{"name", "tar", "tar_interval", "acceptance_by_position", "sets", "prompts"}, …]}; with --nodes
+    each has a "tree" {"parents", "tar"}."""
 
     def run(self) -> int:
         from shallowdraft.errors import ShallowdraftError
+        from shallowdraft.models.tree import MOST_NODES
         from shallowdraft.replay.acceptance import replay
+        from shallowdraft.replay.ranks import replay_ranks
         from shallowdraft.replay.traces import read_trace
 
         if not self.draft:
             raise OptionError("give --draft with one or more checkpoints")
+        if self.nodes is not None and not 1 <= self.nodes <= MOST_NODES:
+            raise OptionError(f"--nodes is {self.nodes}; a tree has 1 to {MOST_NODES}")
+        if self.tree is not None and (self.nodes is None or len(self.draft) > 1):
+            raise OptionError("--tree goes with --nodes and one --draft")
         self.set_threads()
         trace = read_trace(Path(self.trace))
         found, failed = [], 0
+        trees: "dict[str, Record]" = {}
         for name in self.draft:
             try:
-                found.append(replay(self.load_draft(name), trace))
+                draft = self.load_draft(name)
+                found.append(replay(draft, trace))
+                if self.nodes is not None:
+                    ranks = replay_ranks(draft, trace)
+                    tree = ranks.tree(self.nodes)
+                    trees[name] = {"parents": tree.parents, "depth": tree.depth, "tar": ranks.tar(tree)}
             except ShallowdraftError as error:
                 if len(self.draft) == 1:
                     raise
                 failed += 1
                 print(f"error: {error}", file=sys.stderr)
+        if self.tree is not None:
+            Path(self.tree).write_text(json.dumps(trees[self.draft[0]]) + "\n", encoding="utf-8")
         if self.json_output:
-            print(json.dumps({"drafts": [one.to_json() for one in found]}))
+            more = {name: {"tree": one} for name, one in trees.items()}
+            print(json.dumps({"drafts": [one.to_json() | more.get(one.draft, {}) for one in found]}))
         elif found:
             _show(found)
+            for name, one in trees.items():
+                print(f"{name}: a tree of {self.nodes} nodes, {one['depth']} deep, has TAR {one['tar']:.2f}")
         return 2 if failed else 0
 
 

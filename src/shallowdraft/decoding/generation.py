@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     drafter: DrafterName
     lookahead: int | Literal["auto"]
     nodes: int
+    tree: Tree | None
     skips: Sequence[int] | None
     heads: Heads | None
     acceptance: float | None
@@ -68,6 +69,7 @@ class Settings:
     drafter: DrafterName = "model"
     lookahead: int | Literal["auto"] = 5
     nodes: int = 16
+    tree: Tree | None = None
     skips: Sequence[int] | None = None
     heads: Heads | None = None
     acceptance: float | None = None
@@ -93,6 +95,8 @@ class Settings:
             raise OptionError(f"the {self.drafter} drafter takes no draft model; leave one of the two out")
         if self.heads is not None and self.drafter != "medusa":
             raise OptionError("heads are for the medusa drafter")
+        if self.tree is not None and self.drafter not in ("tree", "medusa"):
+            raise OptionError("a tree is for the tree and medusa drafters")
         if self.drafter in BRANCHING:
             self._check_tree()
         if self.acceptance is not None:
@@ -114,7 +118,7 @@ class Settings:
             raise OptionError("a tree takes a lookahead in numbers, and no other rule than token")
         if self.drafter == "several" and self.temperature == 0:
             raise OptionError("several chains of a tree differ only where they are drawn; give a temperature above 0")
-        if not isinstance(self.nodes, int) or not self.lookahead <= self.nodes <= MOST_NODES:
+        if self.tree is None and not (isinstance(self.nodes, int) and self.lookahead <= self.nodes <= MOST_NODES):
             raise OptionError(
                 f"nodes is {self.nodes!r}; a tree of depth {self.lookahead} has {self.lookahead} to {MOST_NODES}"
             )
@@ -123,8 +127,10 @@ class Settings:
     def speculative(self) -> bool:
         return self.draft is not None or self.drafter in DRAFTLESS
 
-    def tree(self, vocab: int) -> Tree:
+    def shape_of_tree(self, vocab: int) -> Tree:
         """Of heads, as they were measured; a draft's choices of rank 1, 2, … are right as often as is usual."""
+        if self.tree is not None:
+            return self.tree
         assert isinstance(self.lookahead, int)
         if self.drafter == "several":
             return chains(self.nodes // self.lookahead, self.lookahead)
@@ -186,13 +192,13 @@ def generate(
     stream of its own from (seed, row); the times of a batch are its rows'. With "auto" the times decide which draws are
     used for what: the law of sampled text is the same, the text of a seed is not.
 
-    Other drafters: "tree": the draft branches into `nodes`=16 tokens, `lookahead` deep. "several": it draws as many
-    chains as `nodes` allows. "skip": no draft, the target without the parts that `skips` names, 2 i for the attention
-    of layer i and 2 i + 1 for its FFN, by default the second half of its layers. "ngram": no draft, the text itself
-    proposes where it repeats. "medusa": no draft, `heads` on the target (sd.load_heads) propose a tree of `nodes`, no
-    deeper than there are heads. acceptance=None (a share): a draft, or "skip", goes on only while it is sure enough for
-    so much of what it proposes to be kept. rule="token" ("block": drawn proposals are judged as a whole, which accepts
-    more).
+    Other drafters: "tree": the draft branches into `nodes`=16 tokens, `lookahead` deep, or into a given `tree`.
+    "several": it draws as many chains as `nodes` allows. "skip": no draft, the target without the parts that `skips`
+    names, 2 i for the attention of layer i and 2 i + 1 for its FFN, by default the second half of its layers. "ngram":
+    no draft, the text itself proposes where it repeats. "medusa": no draft, `heads` on the target (sd.load_heads)
+    propose a tree of `nodes`, no deeper than there are heads. acceptance=None (a share): a draft, or "skip", goes on
+    only while it is sure enough for so much of what it proposes to be kept. rule="token" ("block": drawn proposals are
+    judged as a whole, which accepts more).
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -416,7 +422,7 @@ def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
     proposer = id(settings.heads or (settings.draft and settings.draft.decoder))
     fixed = settings.longest_lookahead, settings.lookahead == "auto", settings.rule, replace(settings.sampling, seed=0)
     skips = None if settings.skips is None else tuple(settings.skips)
-    return proposer, settings.drafter, settings.nodes, skips, *fixed, rows, slots
+    return proposer, settings.drafter, settings.nodes, settings.tree, skips, *fixed, rows, slots
 
 
 def _pace(settings: Settings) -> Pace | Confidence | None:
@@ -438,7 +444,12 @@ def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -
     if settings.drafter == "medusa":
         if settings.heads is None:
             raise OptionError("the medusa drafter needs heads on the target; give those that sd.load_heads returns")
-        return HeadsDrafter(target.decoder, settings.heads, settings.tree(target.shape.vocab), settings.sampling)
+        tree = settings.shape_of_tree(target.shape.vocab)
+        if tree.depth > settings.heads.shape.count:
+            raise OptionError(
+                f"a tree of depth {tree.depth} needs as many heads; there are {settings.heads.shape.count}"
+            )
+        return HeadsDrafter(target.decoder, settings.heads, tree, settings.sampling)
     if draft is None:
         if settings.drafter in BRANCHING:
             raise OptionError("a tree is proposed by a draft model; give one as draft")
@@ -448,6 +459,6 @@ def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
     if settings.drafter in BRANCHING:
         independent = settings.drafter == "several"
-        tree, sampling = settings.tree(min(target.shape.vocab, draft.shape.vocab)), settings.sampling
+        tree, sampling = settings.shape_of_tree(min(target.shape.vocab, draft.shape.vocab)), settings.sampling
         return TreeDrafter(draft.decoder, tree, sampling, target.shape.vocab, independent=independent)
     return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab, confidence)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shallowdraft.errors import OptionError
 
+MOST_RANKS = 8  # guesses for one place that are told apart
 MOST_NODES = 63  # beside node 0: which ones a node sees is a 64-bit number
 
 
@@ -157,6 +158,19 @@ def best_tree(chances: Sequence[Sequence[float]], nodes: int) -> Tree:
     chosen.sort(key=lambda path: (len(path), path))
     numbers = {path: number for number, path in enumerate(chosen)}
     return Tree(tuple(numbers[path[:-1]] for path in chosen[1:]))
+
+
+def chances(ranks: Tensor) -> list[list[float]]:
+    """Ranks [..., D] of the right token among the guesses for D places -> by place and rank, how often that guess is
+    right where those before were among the first too.
+    """
+    found = []
+    reached = torch.ones_like(ranks[..., 0], dtype=torch.bool)
+    for place in ranks.unbind(-1):
+        here = place[reached]
+        found.append([float((here == rank).sum()) / max(1, len(here)) for rank in range(MOST_RANKS)])
+        reached = reached & (place < MOST_RANKS)
+    return found
 
 
 def chains(count: int, length: int) -> Tree:
