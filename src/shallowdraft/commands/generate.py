@@ -27,7 +27,7 @@ class Generate(DraftCommand):
     target: str
     """Checkpoint folder, hub id or zoo name of the model whose output you want."""
     prompt: Name = None
-    """The text to continue."""
+    """The text to continue; of an encoder–decoder what it reads."""
     prompts: Name = None
     """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
@@ -96,7 +96,7 @@ class Generate(DraftCommand):
         speculative = settings.speculative or self.draft is not None
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft is not None:
-            options["draft"] = self.load_draft(self.draft)
+            options["draft"] = sd.load_draft(self.draft, self.draft_dtype or self.dtype, self.device)
         stats: list[Statistics] = []
         results = []
         for prompt in several or [Prompt("", "", self.prompt or "")]:
