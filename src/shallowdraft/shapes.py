@@ -480,6 +480,13 @@ def parse(notation: str, *, vocab: int | None = None, context: int | None = None
     return replace(shape, family="t5", activation="gelu_new", norm_eps=1e-6, rope=None, encoder=encoder)
 
 
+def require_one_kind(target: ModelShape, draft: ModelShape) -> None:
+    """Raise if one is an encoder–decoder and the other is not: what one reads, the other would continue."""
+    if (target.encoder is None) != (draft.encoder is None):
+        one, other = ("target", "draft") if target.encoder else ("draft", "target")
+        raise OptionError(f"the {one} is an encoder–decoder and the {other} is not; give two models of one kind")
+
+
 def child_shape(parent: ModelShape, wanted: ModelShape) -> ModelShape:
     """The parent's family, vocabulary and context in the wanted sizes."""
     if parent.encoder or wanted.encoder:

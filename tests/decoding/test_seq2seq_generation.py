@@ -247,6 +247,8 @@ def test_what_cannot_be_done_is_refused(synthetic):
         sd.generate(synthetic.target, "a", draft=plain.draft)
     with pytest.raises(OptionError, match="the draft is an encoder–decoder and the target is not"):
         sd.generate(plain.target, "a", draft=synthetic.draft)
+    with pytest.raises(OptionError, match="the draft is not; give two models of one kind"):
+        make_pair(synthetic.target.shape, plain.draft.shape, 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +261,8 @@ def test_generate_and_inspect(folders, synthetic, capsys):
     asked = ["generate", "--target", folders[0], "--prompt", "hello", "--max-new-tokens", "20", "--json"]
     assert main([*asked, "--draft", folders[1]]) == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == synthetic.walk(0, 20)
+    assert main([*asked, "--draft", "zoo:2x192"]) == 2
+    assert "give two models of one kind" in capsys.readouterr().err
     assert main(["inspect", *folders]) == 0
     assert "2+2x48/2h/64" in capsys.readouterr().out
     assert main(["inspect", "flan-t5-small", "--json"]) == 0

@@ -10,6 +10,7 @@ import tyro
 
 from shallowdraft.commands.options import DraftCommand, Name, Number
 from shallowdraft.errors import OptionError
+from shallowdraft.shapes import require_one_kind
 
 if TYPE_CHECKING:
     from shallowdraft.decoding.generation import Generation, Stream
@@ -67,6 +68,7 @@ class Generate(DraftCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.decoding.generation import BRANCHING, DRAFTLESS, Options, Settings
+        from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.prompts import Prompt, load_prompts
 
         if (self.prompt is None) == (self.prompts is None):
@@ -94,6 +96,8 @@ class Generate(DraftCommand):
             options["skips"] = self._skips(self.skips)
         settings = Settings(**options)  # a wrong option is found before a model is loaded
         speculative = settings.speculative or self.draft is not None
+        if self.draft is not None:
+            require_one_kind(*(read_shape(find_folder(name, weights=False)) for name in (self.target, self.draft)))
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft is not None:
             options["draft"] = sd.load_draft(self.draft, self.draft_dtype or self.dtype, self.device)

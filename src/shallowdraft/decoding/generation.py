@@ -25,6 +25,7 @@ from shallowdraft.decoding.verification import Rule
 from shallowdraft.errors import NumericsError, OptionError, PromptError
 from shallowdraft.models.model import Model, check_vocabulary
 from shallowdraft.models.tree import MOST_NODES, Tree, best_tree, chains
+from shallowdraft.shapes import require_one_kind
 
 MAX_LOOKAHEAD = 32
 RANKS = (0.6, 0.15, 0.07, 0.04, 0.03, 0.02)  # how often a draft's first, second, … choice is the target's
@@ -446,9 +447,7 @@ def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -
             raise OptionError("a tree is proposed by a draft model; give one as draft")
         return NoDrafter()
     check_vocabulary(target, draft).require()
-    if (target.shape.encoder is None) != (draft.shape.encoder is None):
-        one, other = ("target", "draft") if target.shape.encoder else ("draft", "target")
-        raise OptionError(f"the {one} is an encoder–decoder and the {other} is not; give two models of one kind")
+    require_one_kind(target.shape, draft.shape)
     if draft.device != target.device:
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
     if settings.drafter in BRANCHING:

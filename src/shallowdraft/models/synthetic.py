@@ -20,7 +20,7 @@ from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import require_memory
 from shallowdraft.models.model import Model, resolve_dtype
 from shallowdraft.models.projection import best_packing
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes import ModelShape, require_one_kind
 
 SMALLEST_VOCABULARY = 320  # 256 bytes, so that any prompt can be written, and some words
 TRIED_TOKENS = 32
@@ -92,6 +92,7 @@ def make_pair(
             f"the vocabularies are {target.vocab:,} and {draft.vocab:,}; "
             f"a synthetic pair needs one of at least {SMALLEST_VOCABULARY}"
         )
+    require_one_kind(target, draft)
     if not 0 <= agreement <= 1:
         raise OptionError(f"agreement is {agreement}; it must be 0 to 1")
     if not 0 <= seed < 2**63:
