@@ -15,7 +15,7 @@ from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.kernels import gpu
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.prompts import Prompt
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes import ModelShape, parse
 from shallowdraft.study.study import Plan, study
 
 pytestmark = pytest.mark.gpu
@@ -134,6 +134,24 @@ def test_what_was_captured_serves_other_prompts():
             assert [out.token_ids for out in again] == [out.token_ids for out in fresh]
             assert [out.stats.accepted for out in again] == [out.stats.accepted for out in fresh]
         assert all(out.stats.draft_s > 0 < out.stats.verify_s for out in again)
+
+
+@pytest.mark.parametrize(
+    "strategy", [{}, {"drafter": "tree", "nodes": 10}, {"drafter": "skip"}, {"drafter": "ngram"}], ids=str
+)
+def test_an_encoder_decoder(strategy: dict[str, object]):
+    """In float32, where it must be the CPU's output; the second batch of sources is in the memory of the first."""
+    decoder = random_decoder(parse("2+3x64/4h/96", vocab=300), seed=4)
+    target = sd.Model("target", decoder)
+    draft = noisy(target, 0.1, pack=False)
+    plain = [sd.generate(target, sources, max_new_tokens=60) for sources in (PROMPTS, PROMPTS[::-1])]
+    for model in (target, draft):
+        model.decoder.to("cuda").pack()
+    proposing = None if strategy.get("drafter") in ("skip", "ngram") else draft
+    for sources, expected in zip((PROMPTS, PROMPTS[::-1]), plain, strict=True):
+        outs = sd.generate(target, sources, draft=proposing, lookahead=4, max_new_tokens=60, **strategy)
+        assert [out.token_ids for out in outs] == [out.token_ids for out in expected]
+        assert target.decoder.kept
 
 
 def test_the_lookahead_follows_what_pays():

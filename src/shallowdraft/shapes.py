@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
+from shallowdraft import t5
 from shallowdraft.errors import OptionError, UnsupportedModelError
+from shallowdraft.t5 import EncoderShape
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "opt"]
-SUPPORTED = "Llama 1/2/3.x, Vicuna, Mistral, Qwen2, Qwen3 and OPT"
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "opt", "t5"]
+SUPPORTED = "Llama 1/2/3.x, Vicuna, Mistral, Qwen2, Qwen3, OPT and T5"
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OPT_POSITION_OFFSET = 2  # OPT's table of learned positions starts with two rows that are never used
@@ -25,6 +27,7 @@ _ARCHITECTURES: dict[Family, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "opt": "OPTForCausalLM",
+    "t5": "T5ForConditionalGeneration",
 }
 
 
@@ -68,7 +71,7 @@ class ModelShape:
     activation: str = "silu"
     norm_eps: float = 1e-6
     rope: Rope | None = field(default_factory=Rope)
-    """None: learned positions (OPT)."""
+    """None: learned positions (OPT), or relative ones (T5)."""
     qkv_bias: bool = False
     out_bias: bool = False
     ffn_bias: bool = False
@@ -81,6 +84,8 @@ class ModelShape:
     """Width of the embedding where it is projected to d_model (OPT-350M); 0 means d_model."""
     post_norm: bool = False
     final_norm: bool = True
+    encoder: EncoderShape | None = None
+    """Of an encoder–decoder (T5); layers and context are then the decoder's."""
 
     def __post_init__(self) -> None:
         counts = (
@@ -108,23 +113,31 @@ class ModelShape:
             raise OptionError(f"every size of a shape must be at least 1, got {self}")
         if self.heads % self.kv_heads:
             raise OptionError(f"{self.heads} heads do not divide into {self.kv_heads} key/value heads")
+        if self.encoder and self.kv_heads != self.heads:
+            raise OptionError(f"{self.kv_heads} key/value heads for {self.heads} heads; in T5 each head has its own")
         if self.rope and self.head_dim % 2:
             raise OptionError(f"a head is {self.head_dim} wide; rotary positions need an even width")
 
     def __str__(self) -> str:
         grouped = f"/{self.kv_heads}kv" if self.kv_heads != self.heads else ""
         wide = f"/{self.head_dim}hd" if self.head_dim * self.heads != self.d_model else ""
-        return f"{self.layers}x{self.d_model}/{self.heads}h{grouped}{wide}/{self.ffn}"
+        encoder = f"{self.encoder.layers}+" if self.encoder else ""
+        return f"{encoder}{self.layers}x{self.d_model}/{self.heads}h{grouped}{wide}/{self.ffn}"
 
     @property
     def gated(self) -> bool:
         """Whether the FFN has a gate (SwiGLU) beside its up projection."""
-        return self.family != "opt"
+        return self.encoder.gated if self.encoder else self.family != "opt"
 
     @property
     def layer_norm(self) -> bool:
         """LayerNorm with bias (OPT) rather than RMSNorm."""
         return self.family == "opt"
+
+    @property
+    def learned_positions(self) -> bool:
+        """A table of positions that are added to the embedding (OPT)."""
+        return self.rope is None and self.encoder is None
 
     def windows(self) -> tuple[int | None, ...]:
         """The attention window of each layer."""
@@ -132,11 +145,17 @@ class ModelShape:
 
     def layout(self) -> dict[str, tuple[Stored, ...]]:
         """Our parameter name -> the checkpoint's tensors that it is concatenated from, along dimension 0."""
+        if self.encoder:
+            return {ours: tuple(Stored(*part) for part in parts) for ours, parts in t5.layout(self)}
         return dict(_opt_layout(self) if self.family == "opt" else _llama_layout(self))
 
     def stored(self) -> Iterator[Stored]:
         """Every tensor of the checkpoint, once."""
         return (tensor for parts in self.layout().values() for tensor in parts)
+
+    def spare(self) -> set[str]:
+        """Tensors that a checkpoint may hold beside those, and that say nothing new."""
+        return {*(("lm_head.weight",) if self.tied else ()), *(t5.SPARE if self.encoder else ())}
 
     @property
     def parameters(self) -> int:
@@ -146,14 +165,20 @@ class ModelShape:
     @property
     def embedding_parameters(self) -> int:
         """Parameters that are looked up rather than multiplied: input embedding and learned positions."""
-        positions = 0 if self.rope else (self.context + OPT_POSITION_OFFSET) * self.d_model
+        positions = (self.context + OPT_POSITION_OFFSET) * self.d_model if self.learned_positions else 0
         return self.vocab * self.embed_dim + positions
 
     @property
+    def source_parameters(self) -> int:
+        """Parameters that only a source passes through, once: the encoder, and the keys and values of what it read."""
+        once = (parts for name, parts in self.layout().items() if name.startswith("encoder.") or ".cross_kv." in name)
+        return sum(prod(tensor.size) for parts in once for tensor in parts)
+
+    @property
     def pass_parameters(self) -> int:
-        """Parameters that a forward pass must read: all but the looked-up ones; a tied head is read."""
+        """Parameters that a forward pass must read: all but those looked up or for a source; a tied head is read."""
         head = self.vocab * self.embed_dim if self.tied else 0
-        return self.parameters - self.embedding_parameters + head
+        return self.parameters - self.embedding_parameters - self.source_parameters + head
 
     def weight_bytes(self, dtype: str = "float32") -> int:
         return self.parameters * DTYPE_BYTES[dtype]
@@ -175,6 +200,9 @@ class ModelShape:
         """The shape that a Hugging Face config.json describes; what is not supported is refused by name."""
         try:
             family = _supported_family(config)
+            if family == "t5":
+                fields = t5.fields(config)
+                return cls(family=family, **fields | {"activation": _activation(fields["activation"])})
             return (_from_opt if family == "opt" else _from_llama)(family, config)
         except KeyError as missing:
             raise UnsupportedModelError(
@@ -185,6 +213,8 @@ class ModelShape:
 
     def to_config(self) -> dict[str, Any]:
         """A config.json that transformers, vLLM and llama.cpp's converter read."""
+        if self.encoder:
+            return t5.config(self)
         common = {
             "architectures": [_ARCHITECTURES[self.family]],
             "model_type": self.family,
@@ -421,19 +451,19 @@ def _opt_config(shape: ModelShape) -> dict[str, Any]:
 def parse(notation: str, *, vocab: int | None = None, context: int | None = None) -> ModelShape:
     """A Llama shape from `layers x d_model / heads h [/ kv_heads kv] [/ head_dim hd] / ffn`, or one of `NAMED`.
 
-    `2x640/10h/1728`, `32x4096/32h/8kv/14336`, `5x2560/32h/128hd/11008`. Without a vocabulary and a context: the named
-    shape's own, else 32,000 and 2,048.
+    `2x640/10h/1728`, `32x4096/32h/8kv/14336`, `5x2560/32h/128hd/11008`; with an encoder's layers before it a T5 1.1:
+    `8+8x512/6h/64hd/1024`. Without a vocabulary and a context: the named shape's own, else 32,000 and 2,048.
     """
     if named := NAMED.get(notation.lower()):
         return replace(named, vocab=vocab or named.vocab, context=context or named.context)
-    match = re.fullmatch(r"(\d+)x(\d+)/(\d+)h(?:/(\d+)kv)?(?:/(\d+)hd)?/(\d+)", notation)
+    match = re.fullmatch(r"(?:(\d+)\+)?(\d+)x(\d+)/(\d+)h(?:/(\d+)kv)?(?:/(\d+)hd)?/(\d+)", notation)
     if not match:
         raise OptionError(
             f"{notation!r} is no shape; write layers x d_model / heads / ffn like 2x640/10h/1728, "
-            f"with /8kv and /128hd where needed, or one of {', '.join(NAMED)}"
+            f"with /8kv and /128hd where needed, 4+2x640/10h/1728 with an encoder, or one of {', '.join(NAMED)}"
         )
-    layers, d_model, heads, kv_heads, head_dim, ffn = (int(group or 0) for group in match.groups())
-    return ModelShape(
+    encoder_layers, layers, d_model, heads, kv_heads, head_dim, ffn = (int(group or 0) for group in match.groups())
+    shape = ModelShape(
         layers,
         d_model,
         heads,
@@ -444,10 +474,23 @@ def parse(notation: str, *, vocab: int | None = None, context: int | None = None
         context=context or 2048,
         norm_eps=1e-5,
     )
+    if match[1] is None:
+        return shape
+    encoder = EncoderShape(encoder_layers)
+    return replace(shape, family="t5", activation="gelu_new", norm_eps=1e-6, rope=None, encoder=encoder)
+
+
+def require_one_kind(target: ModelShape, draft: ModelShape) -> None:
+    """Raise if one is an encoder–decoder and the other is not: what one reads, the other would continue."""
+    if (target.encoder is None) != (draft.encoder is None):
+        one, other = ("target", "draft") if target.encoder else ("draft", "target")
+        raise OptionError(f"the {one} is an encoder–decoder and the {other} is not; give two models of one kind")
 
 
 def child_shape(parent: ModelShape, wanted: ModelShape) -> ModelShape:
     """The parent's family, vocabulary and context in the wanted sizes."""
+    if parent.encoder or wanted.encoder:
+        raise OptionError(f"{wanted} from {parent}: one has an encoder; drafts are made of decoder-only models")
     sizes = {name: getattr(wanted, name) for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "ffn")}
     projected = parent.embed_dim if parent.embed_dim != parent.d_model else 0
     return replace(parent, **sizes, embed_dim=projected, full_layers=min(parent.full_layers, wanted.layers))
@@ -472,6 +515,23 @@ def _opt(layers: int, heads: int, d_model: int, ffn: int, *, like_350m: bool = F
     return replace(shape, embed_dim=512, post_norm=True, final_norm=False) if like_350m else shape
 
 
+def _t5(layers: int, d_model: int, heads: int, ffn: int, *, first: bool = False) -> ModelShape:
+    """T5 1.1, or the first T5."""
+    return ModelShape(
+        layers,
+        d_model,
+        heads,
+        ffn,
+        32128,
+        family="t5",
+        head_dim=64,
+        tied=first,
+        activation="relu" if first else "gelu_new",
+        rope=None,
+        encoder=EncoderShape(layers, gated=not first, scaled=first),
+    )
+
+
 _LLAMA_31: dict[str, Any] = {
     "kv_heads": 8,
     "context": 131072,
@@ -494,6 +554,14 @@ NAMED: dict[str, ModelShape] = {
     "opt-350m-12l": _opt(12, 28, 1792, 3448, like_350m=True),
     "opt-350m-8l": _opt(8, 36, 2304, 3448, like_350m=True),
     "opt-350m-4l": _opt(4, 56, 3584, 3448, like_350m=True),
+    "t5-small": _t5(6, 512, 8, 2048, first=True),
+    "t5-base": _t5(12, 768, 12, 3072, first=True),
+    "t5-large": _t5(24, 1024, 16, 4096, first=True),
+    "flan-t5-small": _t5(8, 512, 6, 1024),
+    "flan-t5-base": _t5(12, 768, 12, 2048),
+    "flan-t5-large": _t5(24, 1024, 16, 2816),
+    "flan-t5-xl": _t5(24, 2048, 32, 5120),
+    "flan-t5-xxl": _t5(24, 4096, 64, 10240),
     "llama-7b": ModelShape(32, 4096, 32, 11008, 32000),
     "llama-13b": ModelShape(40, 5120, 40, 13824, 32000),
     "llama-33b": ModelShape(60, 6656, 52, 17920, 32000),

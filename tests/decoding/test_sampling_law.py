@@ -16,6 +16,7 @@ from scipy import stats
 import shallowdraft as sd
 from shallowdraft.decoding import verification
 from shallowdraft.decoding.drafters import HeadsDrafter, ModelDrafter
+from shallowdraft.decoding.state import new_source
 from shallowdraft.decoding.verification import Proposal, Verdict
 from shallowdraft.models.synthetic import random_decoder
 from shallowdraft.shapes import ModelShape
@@ -56,12 +57,13 @@ def exact_law(model: sd.Model, prompt: list[int], length: int, **sampling) -> di
     """The probability of every continuation of the given length."""
     vocab = model.shape.vocab
     sequences = list(itertools.product(range(vocab), repeat=length))
-    tokens = torch.tensor([prompt + list(sequence) for sequence in sequences])
+    begun = [model.start_token] if model.shape.encoder else prompt
+    tokens = torch.tensor([begun + list(sequence) for sequence in sequences])
     rows, total = tokens.shape
     with torch.inference_mode():
-        hidden = model.decoder(
-            tokens, torch.arange(total).expand(rows, -1), model.decoder.new_cache(rows, total), total
-        )
+        cache = model.decoder.new_cache(rows, total)
+        model.decoder.read_source(new_source([prompt] * rows, tokens.device), cache)
+        hidden = model.decoder(tokens, torch.arange(total).expand(rows, -1), cache, total)
         logits = model.decoder.head(hidden).numpy()
     laws: dict[tuple[int, ...], np.ndarray] = {}
     result = {}
@@ -69,7 +71,7 @@ def exact_law(model: sd.Model, prompt: list[int], length: int, **sampling) -> di
         p = 1.0
         for index, token in enumerate(sequence):
             if (prefix := sequence[:index]) not in laws:
-                laws[prefix] = law(logits[row, len(prompt) + index - 1], **sampling)
+                laws[prefix] = law(logits[row, len(begun) + index - 1], **sampling)
             p *= laws[prefix][token]
         result[sequence] = p
     assert sum(result.values()) == pytest.approx(1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand, Name, Number
+from shallowdraft.commands.options import DraftCommand, Name, Number, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Accuracy(DraftCommand):
         if not self.draft or not 1 <= self.lookahead <= 32 or (self.limit is not None and self.limit < 1):
             raise OptionError("give --draft with one or more checkpoints, --lookahead from 1 to 32, --limit from 1 up")
         self.set_threads()
+        require_decoder_only(*self.draft)
         trace = read_trace(Path(self.trace)) if self.trace else None
         questions = {name: load_questions(name, self.limit) for name in self.sets}
         scores: dict[str, dict[str, Score]] = {name: {} for name in self.sets}

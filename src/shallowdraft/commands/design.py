@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand, Name, Number
+from shallowdraft.commands.options import DraftCommand, Name, Number, require_decoder_only
 from shallowdraft.commands.study import parse_lookaheads
 from shallowdraft.errors import OptionError
 
@@ -79,6 +79,7 @@ class Design(DraftCommand):
         profile = read_profile(Path(self.profile))
         require_machine(profile, resolve_device(self.device))
         names = self.parent or (self.target,)
+        require_decoder_only(self.target, *names)
         target, *parents = (read_shape(find_folder(name)) for name in (self.target, *names))
         for parent in parents:
             if target.vocab != parent.vocab:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shallowdraft.commands.options import require_decoder_only
 from shallowdraft.commands.training import SWEEP_SHARE, SWEPT, TrainingCommand, say
 from shallowdraft.errors import OptionError
 
@@ -113,6 +114,7 @@ class Distill(DistillingCommand):
     def run(self) -> int:
         from shallowdraft.models.model import check_vocabulary, load
 
+        require_decoder_only(self.target, self.draft)
         device = self.start()
         target = load(self.target, self.dtype, device, trainable=True)
         draft = load(self.draft, "float32", device, trainable=True)

@@ -10,6 +10,7 @@ import tyro
 
 from shallowdraft.commands.options import DraftCommand, Name, Number
 from shallowdraft.errors import OptionError
+from shallowdraft.shapes import require_one_kind
 
 if TYPE_CHECKING:
     from shallowdraft.decoding.generation import Generation, Stream
@@ -28,7 +29,7 @@ class Generate(DraftCommand):
     target: str
     """Checkpoint folder, hub id or zoo name of the model whose output you want."""
     prompt: Name = None
-    """The text to continue."""
+    """The text to continue; of an encoder–decoder what it reads."""
     prompts: Name = None
     """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
     draft: Name = None
@@ -72,6 +73,7 @@ class Generate(DraftCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.decoding.generation import BRANCHING, DRAFTLESS, Options, Settings
+        from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.prompts import Prompt, load_prompts
 
         if (self.prompt is None) == (self.prompts is None):
@@ -103,9 +105,11 @@ class Generate(DraftCommand):
             options["skips"] = self._skips(self.skips)
         settings = Settings(**options)  # a wrong option is found before a model is loaded
         speculative = settings.speculative or self.draft is not None
+        if self.draft is not None:
+            require_one_kind(*(read_shape(find_folder(name, weights=False)) for name in (self.target, self.draft)))
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft is not None:
-            options["draft"] = self.load_draft(self.draft)
+            options["draft"] = sd.load_draft(self.draft, self.draft_dtype or self.dtype, self.device)
         if self.drafter == "medusa":
             options["heads"] = sd.load_heads(target, self.heads)
         stats: list[Statistics] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shallowdraft.commands.distill import DistillingCommand
+from shallowdraft.commands.options import require_decoder_only
 from shallowdraft.commands.training import say
 from shallowdraft.errors import OptionError
 
@@ -53,6 +54,7 @@ class Heads(DistillingCommand):
         from shallowdraft.models.heads import fresh_heads, save_heads
         from shallowdraft.models.model import load
 
+        require_decoder_only(self.target)
         device = self.start()
         target = load(self.target, self.dtype, device, trainable=True)
         shop = self._with_generated(self.workshop(target.require_tokenizer()), target)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand, Number
+from shallowdraft.commands.options import ModelCommand, Number, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Online(ModelCommand):
         habits = Habits(learning_rate=self.learning_rate)
         prompts = gather(self.prompts, self.limit)
         self.set_threads()
+        require_decoder_only(self.target, self.draft)
         begun = Path(self.out) / CURRENT
         target = sd.load(self.target, self.dtype, self.device)
         draft = sd.load(str(begun) if begun.exists() else self.draft, "float32", self.device, trainable=True)

@@ -50,6 +50,17 @@ class ModelCommand(Command):
             torch.set_num_threads(self.threads)
 
 
+def require_decoder_only(*names: str) -> None:
+    """Refuse encoder–decoders, which few commands take, before anything is loaded."""
+    from shallowdraft.models.checkpoint import find_folder, read_shape
+
+    for name in names:
+        if read_shape(find_folder(name, weights=False)).encoder:
+            raise OptionError(
+                f"{name} is an encoder–decoder, which only generate and inspect take; name a decoder-only model"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftCommand(ModelCommand):
     """What every command takes that loads a draft."""
@@ -60,4 +71,5 @@ class DraftCommand(ModelCommand):
     def load_draft(self, name: str) -> "Model":
         from shallowdraft.models.model import load_draft
 
+        require_decoder_only(name)
         return load_draft(name, self.draft_dtype or self.dtype, self.device)

@@ -16,7 +16,8 @@ class Pair(ModelCommand):
     """
 
     target_shape: str
-    """layers x d_model / heads / ffn like 11x640/10h/1728 (with /8kv and /128hd where needed), or a known name."""
+    """layers x d_model / heads / ffn like 11x640/10h/1728 (with /8kv and /128hd where needed); a T5 has the layers of
+    its encoder first, like 6+12x640/10h/1728; or a known name."""
     draft_shape: str
     """The draft's shape, written likewise."""
     out: str

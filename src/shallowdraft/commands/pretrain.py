@@ -34,8 +34,10 @@ class Pretrain(TrainingCommand):
         self.require_float32()
         if self.context < self.sequence:
             raise OptionError(f"--sequence is {self.sequence}, longer than the model's --context of {self.context}")
-        device = self.start()
         shape = replace(shapes.parse(self.shape, context=self.context), tied=True)
+        if shape.encoder:
+            raise OptionError(f"--shape is {self.shape}, an encoder–decoder; only decoder-only models are trained here")
+        device = self.start()
         tokenizer = self._tokenizer()
         shape = replace(shape, vocab=len(tokenizer))
         shop = self.workshop(tokenizer)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shallowdraft.commands.options import DraftCommand, Name
+from shallowdraft.commands.options import DraftCommand, Name, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Profile(DraftCommand):
         if min((*self.lookaheads, *self.contexts, *self.batches, self.rounds), default=0) < 1:
             raise OptionError("--lookaheads, --contexts, --batches and --rounds: at least one each, from 1 up")
         self.set_threads()
+        require_decoder_only(self.target, *self.draft, *([self.parent] if self.parent else []))
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft:
             drafts = {name: self.load_draft(name) for name in self.draft}

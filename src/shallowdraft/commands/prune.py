@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shallowdraft import shapes
 from shallowdraft.commands.distill import DistillingCommand
+from shallowdraft.commands.options import require_decoder_only
 from shallowdraft.commands.training import SWEEP_SHARE, SWEPT, say, say_plan
 from shallowdraft.errors import OptionError
 
@@ -50,6 +51,7 @@ class Prune(DistillingCommand):
         if not (0 <= self.probe <= 1 and 0 < self.mask_tokens <= 1):
             raise OptionError("--probe is a share from 0 to 1, --mask-tokens one above 0 and up to 1")
         self.require_float32()
+        require_decoder_only(self.parent)
         device = self.start()
         parent = load(self.parent, "float32", device, trainable=True)
         wanted = shapes.parse(self.shape, vocab=parent.shape.vocab, context=parent.shape.context)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand, Name, Number
+from shallowdraft.commands.options import ModelCommand, Name, Number, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Record(ModelCommand):
     tensor([[…]]), one for each prompt of --prompts."""
 
     def run(self) -> int:
+        require_decoder_only(self.target)
         if self.import_file is not None:
             return self._import(Path(self.import_file))
         import shallowdraft as sd

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand
+from shallowdraft.commands.options import ModelCommand, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class SkipSearch(ModelCommand):
             raise OptionError(f"trials is {self.trials}; it must be at least 1")
         self.set_threads()
         trace = read_trace(Path(self.trace))
+        require_decoder_only(self.target)
         target = sd.load(self.target, self.dtype, self.device)
         trace.require_vocabulary(target)
         follow("trying what to skip", search(target, trace, Path(self.out), self.trials), self.trials)

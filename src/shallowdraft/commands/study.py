@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand, Number
+from shallowdraft.commands.options import DraftCommand, Number, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Study(DraftCommand):
             live=self.live,
         )
         self.set_threads()
+        require_decoder_only(self.target)
         target = sd.load(self.target, self.dtype, self.device)
         found = study(target, self.load_draft, list(dict.fromkeys(self.drafts)), plan, Path(self.out), follow)
         for name, why in found.failed.items():

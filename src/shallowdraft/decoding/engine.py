@@ -15,7 +15,7 @@ from shallowdraft.decoding.drafters import Drafter, NoDrafter
 from shallowdraft.decoding.noise import Noise
 from shallowdraft.decoding.pace import Confidence, Pace
 from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.state import State, fill, new_state
+from shallowdraft.decoding.state import State, fill, new_source, new_state
 from shallowdraft.decoding.verification import Proposal, Rule, Verdict, verify, verify_choice
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
@@ -39,9 +39,12 @@ class Engine:
         draft_context: int | None = None,
         pace: Pace | Confidence | None = None,
         rule: Rule = "token",
+        sources: list[list[int]] | None = None,
     ) -> None:
         self.target, self.drafter, self.sampling, self.rule = target, drafter, sampling, rule
         self.state = new_state(prompts, limits, drafter.nodes, target.device)
+        if sources:
+            self.state.source = new_source(sources, target.device)
         self.noise = Noise(len(prompts), drafter.nodes, target.device)
         self.clock = new_clock(target.device)
         self.cache: KVCache | None = None
@@ -57,9 +60,16 @@ class Engine:
         self.noise.begin(None if self.sampling.greedy else seed, steps)
         self._missed = 0  # iterations since the drafter was last asked
 
-    def restart(self, prompts: list[list[int]], limits: list[int], seed: int, pace: Pace | Confidence | None) -> None:
+    def restart(
+        self,
+        prompts: list[list[int]],
+        limits: list[int],
+        seed: int,
+        pace: Pace | Confidence | None,
+        sources: list[list[int]] | None = None,
+    ) -> None:
         """As many other prompts, no longer than what there is room for; what was captured is used again."""
-        self.state.refill(prompts, limits)
+        self.state.refill(prompts, limits, sources)
         self.clock.reset()
         self.pace = pace
         self._begin(prompts, limits, seed)

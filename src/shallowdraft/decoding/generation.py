@@ -19,7 +19,7 @@ from shallowdraft.decoding.drafters import (
 from shallowdraft.decoding.engine import UNSOUND, Engine
 from shallowdraft.decoding.pace import LONGEST, Confidence, Pace
 from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.state import slots_for
+from shallowdraft.decoding.state import slots_for, source_slots_for
 from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.text import TextStream
 from shallowdraft.decoding.verification import Rule
@@ -27,6 +27,7 @@ from shallowdraft.errors import NumericsError, OptionError, PromptError
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.model import Model, check_vocabulary
 from shallowdraft.models.tree import MOST_NODES, Tree, best_tree, chains
+from shallowdraft.shapes import require_one_kind
 
 MAX_LOOKAHEAD = 32
 RANKS = (0.6, 0.15, 0.07, 0.04, 0.03, 0.02)  # how often a draft's first, second, … choice is the target's
@@ -186,6 +187,8 @@ def generate(
 ) -> Generation | list[Generation]:
     """Decode text or token ids, or a list of either as one batch; with a draft faster, with the same result.
 
+    The prompt is what is continued; of an encoder–decoder it is what the encoder reads.
+
     Options and defaults: draft=None, drafter="model", lookahead=5 ("auto": what pays, chosen anew as the text goes),
     max_new_tokens=128, temperature=0.0, top_k=None, top_p=None, seed=0, stop=() (strings, not part of the text),
     stop_tokens=None (the target's own). Generation also ends where the context does. Each row of a batch draws a random
@@ -291,11 +294,13 @@ class Run:
             raise PromptError("there is no prompt; give text, token ids, or a list of either")
         self.target, self.settings = target, settings
         encoded = [_encode(target, prompt) for prompt in prompts]
-        self.rows = [_new_row(target, settings, len(ids), pieces) for ids in encoded]
-        limits = [len(ids) + row.max_new_tokens for ids, row in zip(encoded, self.rows, strict=True)]
+        sources = encoded if target.shape.encoder else None
+        begun = [[target.start_token] for _ in encoded] if sources else encoded
+        self.rows = [_new_row(target, settings, len(ids), pieces) for ids in begun]
+        limits = [len(ids) + row.max_new_tokens for ids, row in zip(begun, self.rows, strict=True)]
         self._total_s = 0.0
         self._times: Times | None = None
-        self.engine = _engine(target, settings, encoded, limits)
+        self.engine = _engine(target, settings, begun, limits, sources)
         self._nodes = self.engine.drafter.nodes if settings.drafter in BRANCHING else 0
 
     def iterations(self) -> Iterator[None]:
@@ -372,7 +377,12 @@ def _encode(target: Model, prompt: Prompt) -> list[int]:
         raise PromptError("the prompt has no tokens; give text that the tokenizer knows")
     if wrong := [token for token in ids if not 0 <= token < target.shape.vocab]:
         raise PromptError(f"token id {wrong[0]} is outside the target's vocabulary of {target.shape.vocab:,}")
-    if len(ids) >= target.shape.context:
+    if encoder := target.shape.encoder:
+        if len(ids) > encoder.context:
+            raise PromptError(
+                f"the prompt has {len(ids):,} tokens and {target.name} reads {encoder.context:,}; shorten the prompt"
+            )
+    elif len(ids) >= target.shape.context:
         raise PromptError(
             f"the prompt has {len(ids):,} tokens and {target.name} a context of {target.shape.context:,}; "
             "shorten the prompt so that there is room for new tokens"
@@ -392,7 +402,13 @@ def _new_row(target: Model, settings: Settings, prompt_tokens: int, pieces: bool
     )
 
 
-def _engine(target: Model, settings: Settings, prompts: list[list[int]], limits: list[int]) -> Engine:
+def _engine(
+    target: Model,
+    settings: Settings,
+    prompts: list[list[int]],
+    limits: list[int],
+    sources: list[list[int]] | None,
+) -> Engine:
     """A new engine, or on a GPU one that has captured such iterations before."""
     draft = settings.draft
     if settings.acceptance is not None and target.device.type == "cuda":
@@ -400,29 +416,30 @@ def _engine(target: Model, settings: Settings, prompts: list[list[int]], limits:
     pace = _pace(settings)
     drafter = _drafter(target, settings, pace if isinstance(pace, Confidence) else None)
     slots = slots_for(limits, drafter.nodes, target.device)
-    kept: Engine | None = target.decoder.kept.pop(_kind(settings, len(prompts), slots), None)
+    kind = _kind(settings, len(prompts), slots, source_slots_for(sources, target.device))
+    kept: Engine | None = target.decoder.kept.pop(kind, None)
     if kept is not None:
-        kept.restart(prompts, limits, settings.seed, pace)
+        kept.restart(prompts, limits, settings.seed, pace, sources)
         return kept
     context = draft.shape.context if draft else None
-    return Engine(target.decoder, drafter, settings.sampling, prompts, limits, context, pace, settings.rule)
+    return Engine(target.decoder, drafter, settings.sampling, prompts, limits, context, pace, settings.rule, sources)
 
 
 def _keep(target: Model, settings: Settings, engine: Engine) -> None:
     """For the next prompts of this kind."""
     if target.device.type == "cuda":
-        kept = target.decoder.kept
-        kept[_kind(settings, *engine.state.tokens.shape)] = engine
+        kept, (rows, slots) = target.decoder.kept, engine.state.tokens.shape
+        kept[_kind(settings, rows, slots, engine.state.source_slots)] = engine
         if len(kept) > KEPT:
             del kept[next(iter(kept))]
 
 
-def _kind(settings: Settings, rows: int, slots: int) -> tuple[object, ...]:
+def _kind(settings: Settings, rows: int, slots: int, source_slots: int) -> tuple[object, ...]:
     """What an engine is made for; it holds on to what proposes, so that nothing else can have its id."""
     proposer = id(settings.heads or (settings.draft and settings.draft.decoder))
     fixed = settings.longest_lookahead, settings.lookahead == "auto", settings.rule, replace(settings.sampling, seed=0)
     skips = None if settings.skips is None else tuple(settings.skips)
-    return proposer, settings.drafter, settings.nodes, settings.tree, skips, *fixed, rows, slots
+    return proposer, settings.drafter, settings.nodes, settings.tree, skips, *fixed, rows, slots, source_slots
 
 
 def _pace(settings: Settings) -> Pace | Confidence | None:
@@ -455,6 +472,7 @@ def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -
             raise OptionError("a tree is proposed by a draft model; give one as draft")
         return NoDrafter()
     check_vocabulary(target, draft).require()
+    require_one_kind(target.shape, draft.shape)
     if draft.device != target.device:
         raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")
     if settings.drafter in BRANCHING:

@@ -1,6 +1,6 @@
 """What decoding has produced so far, on the device.
 
-Shapes: B rows, S slots, T tokens of a pass, C d_model.
+Shapes: B rows, S slots, T tokens of a pass, C d_model, R tokens of a source.
 Invariant: a row's `length` counts its committed tokens; a cache holds valid entries for all of them but the last
 (a draft's cache: but the last two). Whatever lies beyond is overwritten before it is attended to.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shallowdraft.decoding.verification import Verdict
-from shallowdraft.models.cache import KVCache
+from shallowdraft.models.cache import KVCache, Source
 from shallowdraft.models.decoder import Decoder
 
 PREFILL_CHUNK = 512
@@ -29,6 +29,8 @@ class State:
     longest: int
     """A bound on every row's length that the host knows without asking the device."""
     lookahead: int
+    source: Source | None = None
+    """What an encoder reads; the tokens are then the decoder's alone."""
 
     def __post_init__(self) -> None:
         self._steps = torch.arange(-2, self.lookahead + 1, device=self.tokens.device)
@@ -60,13 +62,21 @@ class State:
         self.tokens.scatter_(1, self.length[:, None] + self.steps(0, verdict.tokens.shape[1]), verdict.tokens)
         self.length.copy_(torch.minimum(self.length + verdict.accepted + 1, self.limit))
 
-    def refill(self, prompts: list[list[int]], limits: list[int]) -> None:
+    @property
+    def source_slots(self) -> int:
+        return self.source.tokens.shape[1] if self.source else 0
+
+    def refill(self, prompts: list[list[int]], limits: list[int], sources: list[list[int]] | None = None) -> None:
         """Other prompts in the same memory."""
         fresh = new_state(prompts, limits, self.lookahead, torch.device("cpu"), self.tokens.shape[1])
         self.tokens.copy_(fresh.tokens)
         self.length.copy_(fresh.length)
         self.limit.copy_(fresh.limit)
         self.longest = fresh.longest
+        if self.source and sources:
+            read = new_source(sources, torch.device("cpu"), self.source_slots)
+            self.source.tokens.copy_(read.tokens)
+            self.source.length.copy_(read.length)
 
 
 def new_state(
@@ -74,27 +84,48 @@ def new_state(
 ) -> State:
     """Rows that hold their prompts, with room for `limits` tokens each and one proposal more."""
     longest = max(len(prompt) for prompt in prompts)
-    slots = slots or slots_for(limits, lookahead, device)
-    tokens = torch.zeros(len(prompts), slots, dtype=torch.int64)
-    tokens[:, :longest] = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    tokens, lengths = _padded(prompts, slots or slots_for(limits, lookahead, device))
     return State(tokens.to(device), lengths.to(device), torch.tensor(limits).to(device), longest, lookahead)
 
 
+def new_source(texts: list[list[int]], device: torch.device, slots: int | None = None) -> Source:
+    tokens, lengths = _padded(texts, slots or source_slots_for(texts, device))
+    return Source(tokens.to(device), lengths.to(device))
+
+
+def _padded(texts: list[list[int]], slots: int) -> tuple[Tensor, Tensor]:
+    """Tokens [B, slots], 0 beyond each row's, and lengths [B]."""
+    longest = max(len(text) for text in texts)
+    tokens = torch.zeros(len(texts), slots, dtype=torch.int64)
+    tokens[:, :longest] = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    return tokens, torch.tensor([len(text) for text in texts])
+
+
 def slots_for(limits: list[int], lookahead: int, device: torch.device) -> int:
-    """Room for so many tokens and one proposal; on a GPU rounded up, so that it fits other prompts too."""
-    needed = max(limits) + lookahead + 1
-    return needed if device.type == "cpu" else -(-needed // SLOTS_STEP) * SLOTS_STEP
+    """Room for so many tokens and one proposal."""
+    return _rounded(max(limits) + lookahead + 1, device)
+
+
+def source_slots_for(texts: list[list[int]] | None, device: torch.device) -> int:
+    """Room for what an encoder reads, if there is one."""
+    return _rounded(max(map(len, texts)), device) if texts else 0
+
+
+def _rounded(slots: int, device: torch.device) -> int:
+    """On a GPU rounded up, so that it fits other prompts too."""
+    return slots if device.type == "cpu" else -(-slots // SLOTS_STEP) * SLOTS_STEP
 
 
 def fill(decoder: Decoder, cache: KVCache, state: State) -> Tensor:
-    """Prefill: run every row's tokens through the decoder in chunks -> hidden state [B, C] of each row's last one.
+    """Prefill: read the source, if there is one, and run every row's tokens through the decoder in chunks -> hidden
+    state [B, C] of each row's last one.
 
     Rows are padded on the right. What padding writes lies beyond the row's length, so it is overwritten in time.
     """
     rows = state.tokens.shape[0]
     last = state.length - 1
     hidden = torch.zeros(0)
+    decoder.read_source(state.source, cache)
     for start in range(0, state.longest, PREFILL_CHUNK):
         stop = min(start + PREFILL_CHUNK, state.longest)
         positions = torch.arange(start, stop, device=last.device).expand(rows, -1)

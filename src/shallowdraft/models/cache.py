@@ -1,9 +1,10 @@
 """A static key/value cache. Rollback is by position: what lies beyond a row's length is overwritten, never removed.
 
-Shapes: L layers, B rows, H key/value heads, S slots, T tokens of a pass, D head width.
+Shapes: L layers, B rows, H key/value heads, S slots, T tokens of a pass, D head width, R tokens of a source.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -47,6 +48,35 @@ class KVCache:
         """The first `span` slots of a layer: keys and values [B, H, span, D]."""
         keys, values = self.layers[layer]
         return keys[:, :, :span], values[:, :, :span]
+
+
+@dataclass
+class Source:
+    """Texts that an encoder reads."""
+
+    tokens: Tensor  # [B, R] void beyond `length`
+    length: Tensor  # [B]
+
+
+class CrossCache(KVCache):
+    """With the keys and values of a source, written once, and the bias of every distance between two tokens."""
+
+    def __init__(
+        self, shape: ModelShape, rows: int, slots: int, biases: Tensor, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(shape, rows, slots, device=device, dtype=dtype)
+        self.biases = biases  # [H, S]
+        self.source: tuple[Tensor, Tensor] | None = None
+
+    def write_source(self, kv: Tensor, mask: Tensor) -> None:
+        """Keys and values [L, 2, B, H, R, D], and -inf where a source has ended [B, 1, 1, R]; in place, if it was there
+        before, because captured iterations know it by address.
+        """
+        if self.source is None or self.source[0].shape != kv.shape:
+            self.source = kv, mask
+        else:
+            self.source[0].copy_(kv)
+            self.source[1].copy_(mask)
 
 
 def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

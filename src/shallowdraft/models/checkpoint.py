@@ -7,7 +7,7 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from shallowdraft.errors import CheckpointError, UnsupportedModelError
 from shallowdraft.models import zoo
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name, require_memory
+from shallowdraft.models.seq2seq import Seq2Seq
 from shallowdraft.shapes import DTYPE_BYTES, ModelShape, Stored
 
 SHORT_TEXT = 1024  # tokens of cache that a model is checked for before it is loaded
@@ -91,16 +92,14 @@ def read_shape(folder: Path) -> ModelShape:
 
 def check_folder(folder: Path) -> ModelShape:
     """The shape of a checkpoint whose tensors are all there and of the right size; no weight is read."""
-    shape = read_shape(folder)
-    with _sources(folder) as sources:
+    with _sources(folder, read_shape(folder)) as (shape, sources):
         _check(folder, shape, sources)
     return shape
 
 
 def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Read and check a folder's weights into a decoder."""
-    shape = read_shape(folder)
-    with _sources(folder) as sources, torch.inference_mode(False):
+    with _sources(folder, read_shape(folder)) as (shape, sources), torch.inference_mode(False):
         _check(folder, shape, sources)
         require_memory(_bytes_to_decode(shape, dtype), device, f"{folder.name} ({shape}, {dtype_name(dtype)})")
         state = {
@@ -120,7 +119,7 @@ def _bytes_to_decode(shape: ModelShape, dtype: torch.dtype) -> int:
 def assemble(shape: ModelShape, state: Mapping[str, Tensor]) -> Decoder:
     """A decoder over the given tensors, named as in the shape's layout; nothing is copied."""
     with torch.device("meta"):
-        decoder = Decoder(shape)
+        decoder = Seq2Seq(shape) if shape.encoder else Decoder(shape)
     full = dict(state) | ({"head.weight": state["embed.weight"]} if shape.tied else {})
     decoder.load_state_dict(full, assign=True)
     if shape.tied:
@@ -164,13 +163,18 @@ def _rounded(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def _sources(folder: Path) -> Iterator[dict[str, _Source]]:
-    """Every tensor of a folder by its Hugging Face name, unread."""
+def _sources(folder: Path, shape: ModelShape) -> Iterator[tuple[ModelShape, dict[str, _Source]]]:
+    """Every tensor of a folder by its Hugging Face name, unread; the shape as they have it."""
     with ExitStack() as stack:
         sources: dict[str, _Source] = {}
         for file in _weight_files(folder):
             sources |= _safetensors(file, stack) if file.suffix == ".safetensors" else _pickled(file)
-        yield {_full_name(name): source for name, source in sources.items()}
+        if shape.family == "opt":
+            sources = {_full_name(name): source for name, source in sources.items()}
+        # Transformers 5 writes that every T5's head is tied; that of T5 1.1, which has no scale, need not be.
+        if shape.encoder and not shape.encoder.scaled and "lm_head.weight" in sources:
+            shape = replace(shape, tied=False)
+        yield shape, sources
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -247,7 +251,7 @@ def _check(folder: Path, shape: ModelShape, sources: Mapping[str, _Source]) -> N
                 f"{folder}: {name} is stored as {sources[name].dtype}; "
                 "use the float32, bf16 or fp16 checkpoint it was made from"
             )
-    known = wanted.keys() | ({"lm_head.weight"} if shape.tied else set())
+    known = wanted.keys() | shape.spare()
     if unknown := [n for n in sources if n not in known and not n.endswith(_DERIVED_SUFFIXES)]:
         raise CheckpointError(
             f"{folder}: {_some(unknown)} not part of a {shape.family} model; "

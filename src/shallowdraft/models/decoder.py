@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from shallowdraft.errors import OptionError
 from shallowdraft.kernels import cpu
 from shallowdraft.models import fused, native
-from shallowdraft.models.cache import KVCache, rope_tables
+from shallowdraft.models.cache import KVCache, Source, rope_tables
 from shallowdraft.models.projection import Packing, Projection, best_packing
 from shallowdraft.models.tree import TreePass
 from shallowdraft.shapes import OPT_POSITION_OFFSET, ModelShape
@@ -47,7 +47,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.embed = nn.Embedding(shape.vocab, shape.embed_dim)
-        self.positions = None if shape.rope else nn.Embedding(shape.context + OPT_POSITION_OFFSET, shape.d_model)
+        places = shape.context + OPT_POSITION_OFFSET
+        self.positions = nn.Embedding(places, shape.d_model) if shape.learned_positions else None
         projected = shape.embed_dim != shape.d_model
         self.project_in = Projection(shape.d_model, shape.embed_dim, bias=False) if projected else None
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
@@ -80,6 +81,9 @@ class Decoder(nn.Module):
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         return KVCache(self.shape, rows, slots, device=self.device, dtype=self.dtype)
+
+    def read_source(self, source: Source | None, cache: KVCache) -> None:
+        """Make a cache ready for continuations of a source; without an encoder there is none."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, tree: TreePass | None = None
@@ -176,7 +180,7 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Projection):
                 module.pack(packing)
-        if packing in ("panels", "bytes") and self.device.type == "cpu":
+        if packing in ("panels", "bytes") and self.device.type == "cpu" and not self.shape.encoder:
             assert self.shape.head_dim % cpu.LANES == 0
             self.native = native.NativeLayers(self.shape, self.blocks, self.norm)
         elif self.device.type == "cuda":
@@ -239,7 +243,8 @@ class Block(nn.Module):
         self.out = Projection(shape.d_model, width, bias=shape.out_bias)
         self.ffn_norm = _norm(shape, shape.d_model)
         width = shape.ffn * (2 if shape.gated else 1)
-        self.up = Projection(width, shape.d_model, bias=shape.ffn_bias, gated=shape.gated)
+        paired = shape.gated and shape.encoder is None  # gates beside values are for the kernel of whole layers
+        self.up = Projection(width, shape.d_model, bias=shape.ffn_bias, gated=paired)
         self.down = Projection(shape.d_model, shape.ffn, bias=shape.ffn_bias)
 
     def forward(self, x: Tensor, attention: Attention, skips: tuple[bool, bool] = (False, False)) -> Tensor:

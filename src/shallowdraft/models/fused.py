@@ -29,6 +29,8 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
     """What keeps a decoder from running on these kernels; None if nothing does."""
     if device.type != "cuda" or dtype == torch.float32:
         return "are for 16-bit weights on a GPU"
+    if shape.encoder:
+        return "are for decoder-only models"
     if shape.post_norm or not shape.final_norm or shape.embed_dim != shape.d_model:
         return "are for pre-norm models"
     if shape.gated != (shape.activation == "silu") or (shape.gated and shape.layer_norm):

@@ -34,6 +34,8 @@ class Model:
     decoder: Decoder = field(repr=False)
     tokenizer: Any | None = field(default=None, repr=False)
     stop_tokens: tuple[int, ...] = ()
+    start_token: int = 0
+    """What an encoder–decoder begins with."""
     _checks: "WeakKeyDictionary[Model, VocabularyCheck]" = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
@@ -75,6 +77,8 @@ class Model:
             "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
             "pad_token_id": getattr(self.tokenizer, "pad_token_id", None),
         }
+        if self.shape.encoder:
+            extra |= {"decoder_start_token_id": self.start_token, "pad_token_id": extra["pad_token_id"] or 0}
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
         save_decoder(self.decoder, Path(folder), extra_config=extra, int8=int8)
@@ -105,7 +109,7 @@ def load(
         _require_bytes(decoder)
     if not trainable:
         decoder.pack("bytes" if bytes_wanted else None)
-    return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder))
+    return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder), _start_token(folder))
 
 
 def _require_bytes(decoder: Decoder) -> None:
@@ -167,10 +171,19 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
 
 
 def _stop_tokens(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids; generation_config.json, where chat models list theirs, comes before config.json."""
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            ids = read_json(folder / name).get("eos_token_id")
-            if ids is not None:
-                return tuple(ids) if isinstance(ids, list) else (ids,)
-    return ()
+    """End-of-sequence ids."""
+    ids = _generation_field(folder, "eos_token_id")
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+
+def _start_token(folder: Path) -> int:
+    """What an encoder–decoder begins with; T5 with what pads."""
+    found = (_generation_field(folder, name) for name in ("decoder_start_token_id", "pad_token_id"))
+    return next((token for token in found if token is not None), 0)
+
+
+def _generation_field(folder: Path, name: str) -> Any:
+    """generation_config.json, where chat models list their stop tokens, comes before config.json."""
+    files = (folder / file for file in ("generation_config.json", "config.json"))
+    found = (read_json(file).get(name) for file in files if file.is_file())
+    return next((value for value in found if value is not None), None)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from shallowdraft.errors import OptionError
+from shallowdraft.models.cache import Source
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import require_memory
 from shallowdraft.models.model import Model, resolve_dtype
 from shallowdraft.models.projection import best_packing
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes import ModelShape, require_one_kind
 
 SMALLEST_VOCABULARY = 320  # 256 bytes, so that any prompt can be written, and some words
 TRIED_TOKENS = 32
@@ -38,7 +39,9 @@ class Pair:
     """[V] whether the draft says the same."""
 
     def walk(self, token: int, length: int) -> list[int]:
-        """The target's greedy continuation of any prompt that ends with `token`."""
+        """The target's greedy continuation of any prompt that ends with `token`; an encoder–decoder's begins with its
+        start token.
+        """
         tokens = [token]
         for _ in range(length):
             tokens.append(int(self.successor[tokens[-1]]))
@@ -89,6 +92,7 @@ def make_pair(
             f"the vocabularies are {target.vocab:,} and {draft.vocab:,}; "
             f"a synthetic pair needs one of at least {SMALLEST_VOCABULARY}"
         )
+    require_one_kind(target, draft)
     if not 0 <= agreement <= 1:
         raise OptionError(f"agreement is {agreement}; it must be 0 to 1")
     if not 0 <= seed < 2**63:
@@ -118,6 +122,7 @@ def _check_follows(decoder: Decoder, successor: Tensor) -> None:
     tokens = torch.arange(0, len(successor), -(-len(successor) // TRIED_TOKENS))[:, None]
     with torch.inference_mode():
         cache, there = decoder.new_cache(len(tokens), 1), tokens.to(decoder.device)
+        decoder.read_source(Source(there, torch.ones_like(there[:, 0])), cache)
         choice = decoder.head(decoder(there, torch.zeros_like(there), cache, 1)).argmax(-1).cpu()
     if not torch.equal(choice, successor[tokens]):
         raise OptionError(
@@ -177,7 +182,7 @@ def _follower(shape: ModelShape, successor: Tensor, random: torch.Generator, dty
     state = {}
     for name, size in _sizes(shape).items():
         tensor = _random_parameter(name, size, 1.0, random)
-        if name.split(".")[-2] in ("out", "down", "positions"):
+        if name.split(".")[-2] in ("out", "cross_out", "down", "positions"):
             tensor.mul_(_DAMPING)
         state[name] = tensor if name.startswith(("embed.", "head.", "project_")) else tensor.to(dtype)
     # Vectors of one length and no mean: none is closer to another than to itself, under either kind of norm.

@@ -131,14 +131,22 @@ class TreePass:
 
     def hidden(self, span: int, window: int | None) -> Tensor:
         """[B, T, span]: which slots each node must not look at."""
-        behind = torch.arange(span, device=self.base.device) - self.base[:, None, None]  # of node 0, [B, 1, span]
-        node = behind.clamp(0, len(self.depths) - 1)
+        behind, node = self._behind(span)
         led = (self.seen[:, None] >> node) & 1
         hidden = (behind >= 0) & ((led == 0) | (behind >= len(self.depths)))
         if window is not None:
-            where = self.base[:, None, None] + torch.where(behind >= 0, self.depths[node], behind)
-            hidden |= where <= self.positions[..., None] - window
+            hidden |= self.slot_positions(span) <= self.positions[..., None] - window
         return hidden
+
+    def slot_positions(self, span: int) -> Tensor:
+        """[B, 1, span]: the positions of what lies in the slots."""
+        behind, node = self._behind(span)
+        return self.base[:, None, None] + torch.where(behind >= 0, self.depths[node], behind)
+
+    def _behind(self, span: int) -> tuple[Tensor, Tensor]:
+        """How many slots each lies behind node 0's, and the node that is there, [B, 1, span]."""
+        behind = torch.arange(span, device=self.base.device) - self.base[:, None, None]
+        return behind, behind.clamp(0, len(self.depths) - 1)
 
 
 def best_tree(chances: Sequence[Sequence[float]], nodes: int) -> Tree:

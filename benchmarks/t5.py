@@ -1,0 +1,62 @@
+"""An encoder–decoder with a draft and without: a synthetic T5 pair on a CPU, both ways in one interleaved run.
+
+T5 1.1 in float32, its draft as `load_draft` takes it, batch 1; they agree on 80 % of tokens. Random sources of 64
+tokens, 256 new ones, lookahead 5, two threads. Each round decodes once each way, another source each; medians and
+quartiles of whole calls, the encoders' passes included, are over rounds, the ratio is taken within a round. All outputs
+must be the known one.
+
+    python benchmarks/t5.py [--rounds 15] [--threads 2] [--target 6+12x640/10h/1728] [--draft 2+2x256/4h/688]
+"""
+
+import argparse
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from cpu_engine import measure, spread
+
+import shallowdraft as sd
+from shallowdraft.models.synthetic import make_pair
+from shallowdraft.records import commit, processor
+from shallowdraft.shapes import parse
+
+VOCABULARY, AGREEMENT, SOURCE, NEW_TOKENS, LOOKAHEAD = 4096, 0.8, 64, 256, 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--target", default="6+12x640/10h/1728")
+    parser.add_argument("--draft", default="2+2x256/4h/688")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    pair = make_pair(*(parse(shape, vocab=VOCABULARY) for shape in (given.target, given.draft)), AGREEMENT)
+    with tempfile.TemporaryDirectory() as folder:
+        folders = pair.save(Path(folder))
+        target, draft = sd.load(folders[0], device="cpu"), sd.load_draft(folders[1], device="cpu")
+    random = torch.Generator().manual_seed(0)
+
+    def decode(draft: sd.Model | None) -> list[int]:
+        source = torch.randint(0, VOCABULARY, (SOURCE,), generator=random)
+        out = sd.generate(target, source, draft=draft, lookahead=LOOKAHEAD, max_new_tokens=NEW_TOKENS)
+        return out.token_ids
+
+    ways = {"plain": lambda: decode(None), "speculative": lambda: decode(draft)}
+    speeds = measure(ways, pair.walk(target.start_token, NEW_TOKENS), given.rounds)
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
+    sizes = ", ".join(
+        f"{name} {one.shape} ({one.shape.parameters / 1e6:.1f} M)"
+        for name, one in (("target", target), ("draft", draft))
+    )
+    print(f"{sizes}; TAR {pair.tar(LOOKAHEAD):.2f} over the cycle; {given.threads} threads, {given.rounds} rounds")
+    print(f"{'tokens/s':<24} median (quartiles)")
+    for name, values in speeds.items():
+        print(f"  {name:<22} {spread(values)}")
+    ratios = [fast / slow for slow, fast in zip(*speeds.values(), strict=True)]
+    print(f"  {'speculative / plain':<22} {spread(ratios, 'x')}")
+
+
+if __name__ == "__main__":
+    main()
