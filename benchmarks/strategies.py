@@ -4,7 +4,7 @@ Greedy, batch 1, the zoo on a CPU. For each prompt all ways take turns; the spee
 decoding time, its interval a bootstrap over prompts. Outputs must be those of plain decoding. A set may be a file, and
 SET@TASK is one task of it: Spec-Bench's summarisation may not be shipped, so name your copy.
 
-    python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--skips skips.jsonl]
+    python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--heads DIR] [--skips FILE]
 """
 
 import argparse
@@ -25,7 +25,7 @@ from shallowdraft.study.skips import read_trials
 DRAFT = "zoo:4x128"
 
 
-def ways(target: sd.Model, draft: sd.Model, skips: Path | None) -> dict[str, dict[str, Any]]:
+def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | None) -> dict[str, dict[str, Any]]:
     """Plain decoding first."""
     found: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -38,9 +38,9 @@ def ways(target: sd.Model, draft: sd.Model, skips: Path | None) -> dict[str, dic
         "n-gram, d = auto": {"drafter": "ngram", "lookahead": "auto"},
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
-    heads = sd.load_heads(target)
-    for nodes in (3, 8, 16):
-        found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": heads, "lookahead": 3, "nodes": nodes}
+    for nodes in (3, 8, 16) if heads else ():
+        options = {"drafter": "medusa", "heads": sd.load_heads(target, heads), "nodes": nodes}
+        found[f"medusa, {nodes} nodes"] = options | {"lookahead": min(4, nodes)}
     if skips is not None:
         best = read_trials(skips)[0]
         found[f"skip, searched, d = {best.lookahead}"] = {
@@ -80,12 +80,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=16, help="prompts of each set")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--heads", type=Path, help="what shallowdraft heads wrote for zoo:target")
     parser.add_argument("--skips", type=Path, help="what skip-search wrote for zoo:target")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     target, draft = sd.load("zoo:target", device="cpu"), sd.load_draft(DRAFT, device="cpu")
     room = target.shape.context - given.new_tokens
-    all_ways = ways(target, draft, given.skips)
+    all_ways = ways(target, draft, given.heads, given.skips)
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
     print(f"zoo:target, drafts by {DRAFT}; {given.new_tokens} tokens a prompt, greedy, {given.threads} threads")
     for name in given.sets:

@@ -1,17 +1,37 @@
-"""How well Medusa heads guess ahead, on held-out text.
+"""Medusa heads: how they are trained, and how well they guess ahead on held-out text.
 
 Shapes: B rows, T tokens, K heads. A guess's rank is its place among a head's guesses for one token, from 0.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from shallowdraft.building.continuations import DOMAIN
 from shallowdraft.building.corpus import Batches
+from shallowdraft.building.jobs import GuessAhead
+from shallowdraft.building.training import Recipe, rows_at_once
+from shallowdraft.building.workshop import Workshop
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.models.heads import Heads
+from shallowdraft.models.heads import Heads, fresh_heads
 from shallowdraft.models.tree import best_tree, chances
 
 NODES = 16  # of the tree that a figure is given for
+
+
+def train_heads(
+    shop: Workshop, target: Decoder, count: int, recipe: Recipe, objective: str = "forward-kl"
+) -> tuple[Heads, dict[str, float]]:
+    """So many heads on a target that stays as it is, and what `measure_heads` says of them on its own text, if any."""
+    heads = fresh_heads(target, count)
+    rows = rows_at_once(target.shape, recipe.sequence, copies=4 * count)
+    shop.train("heads", heads, GuessAhead(target, objective), replace(recipe, micro_rows=rows))
+    domains = (DOMAIN,) if DOMAIN in shop.store.domains else None
+    rows = min(rows, max(1, shop.validation_tokens // recipe.sequence))
+    held_out = Batches(shop.store, part="val", rows=rows, sequence=recipe.sequence, seed=0, domains=domains)
+    passes = max(1, shop.validation_tokens // (rows * recipe.sequence))
+    return heads, measure_heads(heads, target, held_out, passes)
 
 
 @torch.no_grad()

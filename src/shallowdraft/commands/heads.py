@@ -1,7 +1,7 @@
 """shallowdraft heads: train Medusa heads on a target."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from shallowdraft.errors import OptionError
 if TYPE_CHECKING:
     import torch
 
-VALIDATION_TOKENS = 65536
 FEW, MANY = 1, 16  # heads
 
 
@@ -46,12 +45,8 @@ class Heads(DistillingCommand):
         return device
 
     def run(self) -> int:
-        from shallowdraft.building.continuations import DOMAIN
-        from shallowdraft.building.corpus import Batches
-        from shallowdraft.building.guesses import measure_heads
-        from shallowdraft.building.jobs import GuessAhead
-        from shallowdraft.building.training import rows_at_once
-        from shallowdraft.models.heads import fresh_heads, save_heads
+        from shallowdraft.building.guesses import train_heads
+        from shallowdraft.models.heads import save_heads
         from shallowdraft.models.model import load
 
         require_decoder_only(self.target)
@@ -59,14 +54,7 @@ class Heads(DistillingCommand):
         target = load(self.target, self.dtype, device, trainable=True)
         shop = self._with_generated(self.workshop(target.require_tokenizer()), target)
         self.begin()
-        heads = fresh_heads(target.decoder, self.count)
-        recipe = self.recipe(target.shape)
-        rows = rows_at_once(target.shape, self.sequence, copies=4 * self.count)
-        shop.train("heads", heads, GuessAhead(target.decoder, self.objective), replace(recipe, micro_rows=rows))
-        domains = (DOMAIN,) if DOMAIN in shop.store.domains else None
-        rows = min(rows, max(1, VALIDATION_TOKENS // self.sequence))
-        held_out = Batches(shop.store, part="val", rows=rows, sequence=self.sequence, seed=0, domains=domains)
-        measured = measure_heads(heads, target.decoder, held_out, max(1, VALIDATION_TOKENS // (rows * self.sequence)))
+        heads, measured = train_heads(shop, target.decoder, self.count, self.recipe(target.shape), self.objective)
         figures = {name: round(value, 4) for name, value in measured.items()}
         save_heads(
             heads, Path(self.out), target=self.target, objective=self.objective, tokens=self.tokens, held_out=figures
