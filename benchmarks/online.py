@@ -91,7 +91,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         online = OnlineDraft(target, draft, Path(folder), Habits(learning_rate=given.learning_rate))
         print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
-        print(f"{given.draft}, distilled on {given.stale_tokens:,} tokens of {OLD}, serves {NEW}; {vars(given)}")
+        print(f"{given.draft}, distilled on {given.stale_tokens:,} tokens of {OLD}, serves {NEW};")
+        print(f"every {given.every} prompts it reads {given.budget:,} tokens, at a rate of {given.learning_rate}")
         print(
             f"{'tokens served':>14} {NEW + ' accepted':>14} {'TAR':>6} {OLD + ' accepted':>18} {'TAR':>6}  learning s"
         )
@@ -115,7 +116,7 @@ def main() -> None:
                 begin_s = time.perf_counter()
                 online.learn(given.budget)
                 learning_s += time.perf_counter() - begin_s
-    gap = figures[0][2] - figures[0][0]
+    gap = figures[0][2] - figures[0][0]  # what it accepted of the domain that it knew, and of the other
     print(f"the gap was {gap:.3f}; {(figures[-1][0] - figures[0][0]) / gap:.0%} of it was made up")
 
 
