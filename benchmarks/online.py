@@ -41,13 +41,14 @@ def store_of(corpus: Path, work: Path, target: sd.Model) -> TokenStore:
 
 def stale_draft(name: str, target: sd.Model, store: TokenStore, work: Path, tokens: int) -> sd.Model:
     """It knows one domain; made once."""
-    folder = work / f"stale-{tokens}"
+    stage = f"stale-{name.replace(':', '-').replace('/', '-')}-{tokens}"
+    folder = work / stage
     if not (folder / "config.json").exists():
-        draft = sd.load(name, "float32", trainable=True)
+        draft = sd.load(name, "float32", "cpu", trainable=True)
         recipe = Recipe(tokens=tokens, batch_tokens=4096, sequence=128, micro_rows=16, learning_rate=3e-3)
-        Workshop(store, work / "training", follow, (OLD,)).train("stale", draft.decoder, Distil(target.decoder), recipe)
+        Workshop(store, work / "training", follow, (OLD,)).train(stage, draft.decoder, Distil(target.decoder), recipe)
         draft.save(folder)
-    return sd.load(folder, "float32", trainable=True)
+    return sd.load(folder, "float32", "cpu", trainable=True)
 
 
 def follow(name: str, steps: Iterator[Step]) -> None:

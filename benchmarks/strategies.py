@@ -39,8 +39,7 @@ def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | No
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
     for nodes in (3, 8, 16) if heads else ():
-        options = {"drafter": "medusa", "heads": sd.load_heads(target, heads), "nodes": nodes}
-        found[f"medusa, {nodes} nodes"] = options | {"lookahead": min(4, nodes)}
+        found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": sd.load_heads(target, heads), "nodes": nodes}
     if skips is not None:
         best = read_trials(skips)[0]
         found[f"skip, searched, d = {best.lookahead}"] = {

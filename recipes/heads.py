@@ -1,4 +1,4 @@
-"""Train the heads that ship with zoo:target: `python recipes/heads.py --corpus DIR`.
+"""Train heads on the zoo's target: `python recipes/heads.py --corpus DIR`.
 
 On the target's own continuations of the corpus. Written for one GPU, where it takes minutes; a run that was stopped
 goes on where it was.

@@ -9,6 +9,7 @@ from conftest import random_heads
 
 import shallowdraft as sd
 from shallowdraft.building import guesses
+from shallowdraft.building.jobs import GuessAhead
 from shallowdraft.errors import CheckpointError, OptionError
 from shallowdraft.models.heads import load_heads, save_heads
 from shallowdraft.models.synthetic import random_decoder
@@ -39,6 +40,14 @@ def test_ranks_say_what_the_engine_keeps(target):
         at += kept[-1] + 1
     assert run.accepted_by_iteration[:-1] == kept[:-1]
     assert len(set(kept)) > 2
+
+
+def test_a_target_in_16_bits_takes_heads_in_32():
+    target = random_decoder(SHAPE, seed=3, scale=1.5).bfloat16()
+    heads = random_heads(sd.Model("target", target), 2)
+    tokens = torch.randint(12, (2, 9))
+    assert guesses._ranks(heads, target, tokens).shape == (2, 7, 2)
+    assert GuessAhead(target).loss(heads, tokens).isfinite().all()
 
 
 def test_chances_are_those_where_the_heads_before_were_right():

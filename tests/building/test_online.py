@@ -14,7 +14,7 @@ from conftest import noisy
 import shallowdraft as sd
 from shallowdraft.building.online import CURRENT, Habits, OnlineDraft, corrections
 from shallowdraft.cli import main
-from shallowdraft.errors import OptionError
+from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.synthetic import random_decoder
 from shallowdraft.shapes import ModelShape
 
@@ -63,6 +63,17 @@ def test_corrections_are_what_the_target_said_instead():
     assert not corrections(sd.generate(target, [5], draft=target, lookahead=3, max_new_tokens=41), 3)
 
 
+def test_a_step_that_is_no_number_changes_nothing(tmp_path: Path, monkeypatch):
+    online = OnlineDraft(*pair(), tmp_path, HABITS)
+    serve(online, range(8))
+    served, nan = online.draft, torch.tensor(float("nan"))
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: nan)
+    with pytest.raises(TrainingError, match="stays as it was"):
+        online.learn(100)
+    assert online.draft is served
+    assert not (tmp_path / CURRENT).exists()
+
+
 def test_what_is_remembered_is_bounded(tmp_path: Path):
     online = OnlineDraft(*pair(), tmp_path, Habits(room=200, longest=20))
     serve(online, range(30))
@@ -87,6 +98,7 @@ def test_an_interrupted_update_changes_nothing(tmp_path: Path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         online.learn(2_000)
     assert online.draft is served
+    assert all(parameter.grad is None for parameter in online._pupil.parameters())
     torch.testing.assert_close(dict(online._pupil.state_dict()), weights)
     torch.testing.assert_close(sd.load(tmp_path / CURRENT, "float32").decoder.dense_state(), on_disk)
     online.learn(500)
@@ -127,6 +139,8 @@ def test_the_command(tmp_path: Path, capsys):
     assert (Path(out) / CURRENT / "config.json").exists()
     assert main([*command, *options, "--limit", "6", "--json"]) == 0
     assert len((Path(out) / "outputs.jsonl").read_text().splitlines()) == 7
+    assert main([*command, *options, "--lookahead", "2"]) == 2
+    assert "another lookahead" in capsys.readouterr().err
     assert main([*command, "--every", "0"]) == 2
     assert "--every" in capsys.readouterr().err
 

@@ -51,6 +51,7 @@ def test_the_command_writes_a_tree_that_generate_takes(trace, tmp_path: Path, ca
     generate = ["generate", "--target", "zoo:target", "--prompt", "One", "--max-new-tokens", "8", "--tree"]
     assert main([*generate, tree, "--draft", "zoo:4x128", "--drafter", "tree"]) == 0
     assert main([*generate, tree, "--draft", "zoo:4x128"]) == 2
+    assert main([*generate, str(tmp_path / "none.json"), "--draft", "zoo:4x128", "--drafter", "tree"]) == 2
     (tmp_path / "junk.json").write_text('{"parents": 3}')
     assert main([*generate, str(tmp_path / "junk.json"), "--draft", "zoo:4x128", "--drafter", "tree"]) == 2
     assert "this is no tree" in capsys.readouterr().err

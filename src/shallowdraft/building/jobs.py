@@ -99,7 +99,8 @@ class Distil(Pretrain):
         draft = model.logits(tokens[:, :-1])
         with torch.no_grad():
             target = self.target.logits(tokens[:, :-1])
-        return OBJECTIVES[self.objective](target[..., : draft.shape[-1]], draft)
+        known = min(target.shape[-1], draft.shape[-1])
+        return OBJECTIVES[self.objective](target[..., :known], draft[..., :known])
 
     def _rolled_out(self, model: Decoder, tokens: Tensor) -> Tensor:
         """Rows [B, T + 1], by chance some with their second half written by the draft."""

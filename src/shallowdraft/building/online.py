@@ -1,8 +1,8 @@
 """Online speculative decoding (Liu et al. 2023): while it serves, a draft learns from what the target corrected.
 
-Of every text the places are kept where a proposal was first refused. Between requests a copy of the draft learns the
-target's law at these places; when it has, it takes the draft's place, in memory and on disk, in one step each. Serving
-meanwhile sees the old draft or the new one, whole, and whatever it proposes, the output is the target's.
+Of every text the places are kept where a proposal was first refused. Between requests the draft learns the target's law
+at these places; what is served is a copy, replaced when that is done, in memory and on disk, in one step each. So what
+is served is the old draft or the new one, whole, and whatever it proposes, the output is the target's.
 
 Shapes: B rows, T tokens, V vocabulary.
 """
@@ -106,6 +106,7 @@ class OnlineDraft:
             self._write()
         except BaseException:
             self._pupil.load_state_dict(before)
+            self._pupil.zero_grad(set_to_none=True)
             self._optimiser = self._new_optimiser()
             raise
         self.draft = served
@@ -118,10 +119,10 @@ class OnlineDraft:
             chosen = self._draws.choice(len(self._lessons), min(self.habits.batch, len(self._lessons)), replace=False)
             lessons = [self._lessons[int(one)] for one in chosen]
             loss = self._loss(lessons)
-            if not bool(loss.isfinite()):
-                raise TrainingError(f"the loss is {loss.item()}; the draft stays as it was, learn at a smaller rate")
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(self._pupil.parameters(), self.habits.clip)
+            norm = torch.nn.utils.clip_grad_norm_(self._pupil.parameters(), self.habits.clip)
+            if not bool((loss.detach() + norm).isfinite()):
+                raise TrainingError(f"the loss is {loss.item()}; the draft stays as it was, learn at a smaller rate")
             self._optimiser.step()
             self._optimiser.zero_grad(set_to_none=True)
             losses.append(loss.item())
@@ -141,11 +142,13 @@ class OnlineDraft:
         with torch.no_grad():
             p = _laws(self.target.decoder, tokens, row, place)
         q = self._pupil.head(hidden)
-        return forward_kl(p[:, : q.shape[-1]], q).mean()
+        known = min(p.shape[1], q.shape[1])
+        return forward_kl(p[:, :known], q[:, :known]).mean()
 
     def _served(self) -> Model:
         """What was learned so far, in weights of its own, as `load_draft` would have it."""
-        state = {name: tensor.clone() for name, tensor in self._pupil.dense_state().items()}
+        dtype = self._pupil.dtype if self._pupil.device.type == "cpu" else self.target.decoder.dtype
+        state = {name: tensor.to(dtype, copy=True) for name, tensor in self._pupil.dense_state().items()}
         decoder = assemble(self._pupil.shape, state)
         small = best_packing(decoder.shape, decoder.dtype, decoder.device) == "panels"
         return replace(self._learning, decoder=decoder.pack("bytes" if small else None))

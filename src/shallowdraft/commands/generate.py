@@ -144,7 +144,7 @@ def _tree(file: Path) -> "Tree":
     from shallowdraft.models.checkpoint import read_json
     from shallowdraft.models.tree import Tree
 
-    parents = read_json(file).get("parents")
+    parents = read_json(file).get("parents") if file.is_file() else None
     if not isinstance(parents, list) or not all(isinstance(parent, int) for parent in parents):
         raise OptionError(f"{file}: this is no tree; write one with shallowdraft replay --nodes N --tree FILE")
     return Tree(tuple(parents))

@@ -22,8 +22,8 @@ STRETCHES = 10
 class Online(ModelCommand):
     """Decode prompts one after the other; between them the draft learns where the target corrected it.
 
-    The output is the target's whatever the draft has learned; it is in OUT/outputs.jsonl. OUT/draft is always a whole
-    draft, the newest; stopped and started again, the same command goes on from there.
+    The output is the target's whatever the draft has learned; it is in OUT/outputs.jsonl. OUT/draft, there once it
+    has learned, is always a whole draft, the newest; stopped and started again, the same command goes on from it.
     Example: shallowdraft online --target DIR --draft DIR --prompts questions.jsonl --out learning
     """
 
@@ -59,6 +59,7 @@ class Online(ModelCommand):
         from shallowdraft.commands.record import gather
         from shallowdraft.decoding.generation import Options
         from shallowdraft.records import Records
+        from shallowdraft.replay.traces import fitted
 
         if self.every < 1 or self.budget < 0:
             raise OptionError("--every is at least 1, --budget at least 0")
@@ -70,20 +71,20 @@ class Online(ModelCommand):
         target = sd.load(self.target, self.dtype, self.device)
         draft = sd.load(str(begun) if begun.exists() else self.draft, "float32", self.device, trainable=True)
         online = OnlineDraft(target, draft, Path(self.out), habits)
-        setting = {"target": self.target, "max_new_tokens": self.max_new_tokens}
+        setting = {name: getattr(self, name) for name in ("target", "draft", "lookahead", "max_new_tokens")}
         file = Records.open(Path(self.out) / "outputs.jsonl", KIND, setting)
         done = {(row["set"], row["id"]) for row in file}
-        room = target.shape.context - self.max_new_tokens
         left = [(name, prompt) for name, prompt in prompts if (name, prompt.id) not in done]
         with Progress(console=Console(stderr=True)) as progress:
-            for number, (name, prompt) in enumerate(progress.track(left, description="decoding and learning"), 1):
-                ids = target.encode(prompt.text)[-room:]
+            turns = enumerate(progress.track(left, description="decoding and learning"), len(done) + 1)
+            for number, (name, prompt) in turns:
+                ids, cut = fitted(target, prompt, self.max_new_tokens)
                 options = Options(draft=online.draft, lookahead=self.lookahead, max_new_tokens=self.max_new_tokens)
                 made = sd.generate(target, ids, **options)
                 online.see(ids, made, self.lookahead)
                 counts = {count: getattr(made.stats, count) for count in COUNTS}
-                file.append({"set": name, "id": prompt.id, "text": made.text} | counts)
-                if self.budget and number % self.every == 0:
+                file.append({"set": name, "id": prompt.id, "cut": cut, "text": made.text} | counts)
+                if self.budget and (number % self.every == 0 or number == len(done) + len(left)):
                     online.learn(self.budget)
         self._say(list(file))
         return 0
@@ -106,6 +107,6 @@ class Online(ModelCommand):
             table.add_row(f"{one['prompts']:,}", f"{one['tar']:.2f}", f"{one['acceptance']:.0%}")
         console = table_console()
         console.print(table)
-        console.print(
-            f"the draft is in {self.out}/draft, what was written in outputs.jsonl", style="dim", soft_wrap=True
-        )
+        there = (Path(self.out) / "draft").exists()
+        draft = f"the draft is in {self.out}/draft" if there else "the draft has learned nothing"
+        console.print(f"{draft}; what was written is in {self.out}/outputs.jsonl", style="dim", soft_wrap=True)

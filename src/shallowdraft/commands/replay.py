@@ -58,11 +58,11 @@ class Replay(DraftCommand):
         for name in self.draft:
             try:
                 draft = self.load_draft(name)
-                found.append(replay(draft, trace))
                 if self.nodes is not None:
                     ranks = replay_ranks(draft, trace)
                     tree = ranks.tree(self.nodes)
                     trees[name] = {"parents": tree.parents, "depth": tree.depth, "tar": ranks.tar(tree)}
+                found.append(replay(draft, trace))
             except ShallowdraftError as error:
                 if len(self.draft) == 1:
                     raise

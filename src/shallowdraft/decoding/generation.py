@@ -119,10 +119,9 @@ class Settings:
             raise OptionError("a tree takes a lookahead in numbers, and no other rule than token")
         if self.drafter == "several" and self.temperature == 0:
             raise OptionError("several chains of a tree differ only where they are drawn; give a temperature above 0")
-        if self.tree is None and not (isinstance(self.nodes, int) and self.lookahead <= self.nodes <= MOST_NODES):
-            raise OptionError(
-                f"nodes is {self.nodes!r}; a tree of depth {self.lookahead} has {self.lookahead} to {MOST_NODES}"
-            )
+        fewest = 1 if self.drafter == "medusa" else self.lookahead
+        if self.tree is None and not (isinstance(self.nodes, int) and fewest <= self.nodes <= MOST_NODES):
+            raise OptionError(f"nodes is {self.nodes!r}; a tree of depth {self.lookahead} has {fewest} to {MOST_NODES}")
 
     @property
     def speculative(self) -> bool:
@@ -356,7 +355,8 @@ class Run:
 
     def _unsound(self) -> str:
         draft = self.settings.draft
-        models = f"target {self.target.name}" + (f" or draft {draft.name}" if draft else "")
+        heads = " or its heads" if self.settings.heads else ""
+        models = f"target {self.target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
         return f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16"
 
 

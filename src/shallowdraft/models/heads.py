@@ -52,8 +52,9 @@ class Heads(nn.Module):
         return self.inner.weight.device
 
     def forward(self, hidden: Tensor) -> Tensor:
-        change: Tensor = F.silu(self.inner(hidden)).unflatten(-1, (self.shape.count, self.shape.width))
-        return hidden[..., None, :] + change
+        change = F.silu(self.inner(hidden.to(self.inner.weight.dtype)))  # while trained, in 32 bits on 16
+        found: Tensor = change.unflatten(-1, (self.shape.count, self.shape.width)).to(hidden.dtype)
+        return hidden[..., None, :] + found
 
 
 def fresh_heads(target: Decoder, count: int) -> Heads:

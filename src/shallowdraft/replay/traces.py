@@ -116,10 +116,11 @@ def record(
     file = Records.open(path, KIND, about, device=str(target.device), dtype=str(target.decoder.dtype))
     done = {(row["set"], row["id"], row["sample"]) for row in file}
     wanted = [
-        Output(prompt.id, name, sample, *_encode(target, prompt, max_new_tokens, chat=chat))
+        Output(prompt.id, name, sample, ids, [], None, cut)
         for name, prompt in prompts
         for sample in range(samples)
         if (name, prompt.id, sample) not in done
+        for ids, cut in [fitted(target, prompt, max_new_tokens, chat=chat)]
     ]
     total = len(prompts) * samples
     yield total - len(wanted)
@@ -130,14 +131,15 @@ def record(
         yield total - len(wanted) + start + len(rows)
 
 
-def _encode(target: Model, prompt: Prompt, room: int, *, chat: bool) -> tuple[list[int], list[int], None, int]:
+def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> tuple[list[int], int]:
+    """The prompt's tokens, cut from the left so that there is room for so many new ones; how many were cut."""
     ids = target.encode_chat([{"role": "user", "content": prompt.text}]) if chat else target.encode(prompt.text)
     longest = target.shape.context - room
     if longest < 1:
         raise PromptError(f"{target.name} has a context of {target.shape.context:,}, too short for {room:,} new tokens")
     if not ids:
         raise PromptError(f"prompt {prompt.id} has no tokens; remove it from its set")
-    return ids[-longest:], [], None, max(0, len(ids) - longest)
+    return ids[-longest:], max(0, len(ids) - longest)
 
 
 def _continue(
