@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="folder with stories and docs")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--draft", default="zoo:2x192-carved")
-    parser.add_argument("--stale-tokens", type=int, default=1_000_000, help="of stories that it was distilled on")
+    parser.add_argument("--stale-tokens", type=int, default=500_000, help="of stories that it was distilled on")
     parser.add_argument("--tokens", type=int, default=200_000, help="to serve")
     parser.add_argument("--every", type=int, default=16, help="prompts between updates")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of an update")
