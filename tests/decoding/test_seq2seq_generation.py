@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import noisy
-from test_engine import SynchronisingCalls
+from test_engine import assert_never_waits
 from test_greedy import SMALLEST_GAP, StaleCache
 from test_sampling_law import ALPHA, CAUGHT, no_residual, p_value
 
@@ -173,12 +173,7 @@ def test_an_iteration_synchronises_nowhere(sampling: Sampling):
     target, draft = models_of(LATER, pack=False)
     drafter = ModelDrafter(draft.decoder, 4, sampling, target.shape.vocab)
     running = Engine(target.decoder, drafter, sampling, [[0]] * 4, [60] * 4, sources=SOURCES)
-    running.prefill()
-    with SynchronisingCalls() as seen:
-        for _ in range(3):
-            running.iterate()
-    assert seen.total > 300
-    assert not seen.calls
+    assert_never_waits(running)
 
 
 def test_an_engine_takes_other_sources():

@@ -1,5 +1,6 @@
 """What a training run learns: the corpus's own tokens, or a target's distributions."""
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +21,7 @@ UNKNOWN = -100  # marks tokens of a target that its draft, with a shorter vocabu
 Trained = TypeVar("Trained", Decoder, Heads)
 
 
-class Job(Generic[Trained]):
+class Job(ABC, Generic[Trained]):
     """What the loop asks of a job."""
 
     learned: nn.Module | None = None
@@ -29,13 +30,13 @@ class Job(Generic[Trained]):
     """Whether a rising loss is part of it."""
 
     @property
+    @abstractmethod
     def description(self) -> dict[str, Any]:
         """What makes two runs the same run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, model: Trained, tokens: Tensor) -> Tensor:
         """The loss [B, T] of predicting tokens [B, T + 1] from those before them."""
-        raise NotImplementedError
 
     def learned_rate(self, steps: int) -> float:
         """The learning rate of `learned`."""

@@ -147,8 +147,12 @@ def save_decoder(
     except SafetensorError as error:
         raise CheckpointError(f"{folder}: the weights cannot be written ({error}); is the disk full?") from None
     dtype = dtype_name(decoder.dtype)
-    config = decoder.shape.to_config() | {"dtype": dtype, "torch_dtype": dtype} | dict(extra_config or {})
-    partial = folder / "config.json.partial"  # config.json comes last: a folder with it is complete
+    write_config(folder, decoder.shape.to_config() | {"dtype": dtype, "torch_dtype": dtype} | dict(extra_config or {}))
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write config.json, whole; it comes last: a folder with it is complete."""
+    partial = folder / "config.json.partial"
     partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / "config.json")
 

@@ -4,7 +4,6 @@ Head k guesses the token k places behind the next one; none knows what the other
 output layer, so that all of them together are small. Shapes: K heads, C width of the hidden state.
 """
 
-import json
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shallowdraft.errors import CheckpointError, OptionError
-from shallowdraft.models.checkpoint import find_folder, read_json
+from shallowdraft.models.checkpoint import find_folder, read_json, write_config
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 
@@ -71,10 +70,7 @@ def save_heads(heads: Heads, folder: Path, **about: Any) -> None:
     partial = folder / "model.safetensors.partial"
     save_file({name: tensor.bfloat16().cpu() for name, tensor in heads.state_dict().items()}, partial)
     partial.replace(folder / "model.safetensors")
-    config = heads.shape.to_config() | {"chances": heads.chances} | about
-    partial = folder / "config.json.partial"
-    partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / "config.json")
+    write_config(folder, heads.shape.to_config() | {"chances": heads.chances} | about)
 
 
 def load_heads(target: Model, path: str | Path | None = None) -> Heads:
