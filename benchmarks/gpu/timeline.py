@@ -1,10 +1,12 @@
 """Where the time of one iteration goes: every kernel of a replayed graph, in order and added up.
 
+And how often the host waits for the GPU in a hundred iterations: what it calls there, counted.
+
 python benchmarks/gpu/timeline.py [--pair 7b-wide] [--full]
 """
 
 import argparse
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import torch
 from decoding import AGREEMENT, CASES, PROMPT
@@ -17,6 +19,21 @@ from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair
 
 
+ITERATIONS = 100
+
+
+def calls(engine: Engine) -> Counter[str]:
+    """What the host asks of CUDA from the first of so many iterations to the last; PyTorch fails where it waits."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        torch.cuda.set_sync_debug_mode("error")
+        for _ in range(ITERATIONS):
+            engine.iterate()
+        torch.cuda.set_sync_debug_mode("default")
+    asked = [event for event in seen.events() if event.name.startswith("cuda")]
+    launches = [event.time_range.start for event in asked if event.name == "cudaGraphLaunch"]
+    return Counter(event.name for event in asked if launches[0] <= event.time_range.start <= launches[-1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", default="7b-wide", choices=list(CASES))
@@ -27,7 +44,7 @@ def main() -> None:
     for model in (pair.target, pair.draft):
         model.decoder.pack()
     drafter = ModelDrafter(pair.draft.decoder, case.lookahead, Sampling(), case.target.vocab)
-    engine = Engine(pair.target.decoder, drafter, Sampling(), [list(range(PROMPT))], [PROMPT + 400])
+    engine = Engine(pair.target.decoder, drafter, Sampling(), [list(range(PROMPT))], [PROMPT + 1000])
     engine.prefill()
     for _ in range(20):
         engine.iterate()
@@ -49,6 +66,9 @@ def main() -> None:
     for name, times in sorted(added.items(), key=lambda item: -sum(item[1])):
         whole, count = sum(times), len(times)
         print(f"{whole:9.1f} us {whole / length:6.1%} {count:5} x {whole / count:7.2f} us  {name[:90]}")
+    asked = calls(engine)
+    waits = sum(count for name, count in asked.items() if "Synchronize" in name or name == "cudaMemcpy")
+    print(f"\n{ITERATIONS} iterations: the host waits {waits} times; it calls {dict(asked)}")
     if given.full:
         print("\nbegin, us   length, us   kernel")
         begin = kernels[0].time_range.start

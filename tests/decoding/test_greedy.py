@@ -191,7 +191,7 @@ def test_a_draft_that_forgets_the_owed_token_is_still_lossless(pair, monkeypatch
     target, draft = pair("llama", 0.0)
     good = sd.generate(target, PROMPTS[0], draft=draft, lookahead=4, max_new_tokens=48)
     real = State.tail
-    monkeypatch.setattr(State, "tail", lambda self, count: real(self, 1))
+    monkeypatch.setattr(State, "tail", lambda self, _count, *more: real(self, 1, *more))
     bad = sd.generate(target, PROMPTS[0], draft=draft, lookahead=4, max_new_tokens=48)
     assert bad.token_ids == good.token_ids
     assert bad.stats.accepted < good.stats.accepted

@@ -1,5 +1,6 @@
 """Triton kernels against PyTorch, in Triton's interpreter on a CPU."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from shallowdraft.kernels import gpu, gpu_choice
 from shallowdraft.models import fused
 
 VECTOR = gpu.Tiling(outputs=8, inputs=32, warps=4, stages=1, dot=False)
+AHEAD = replace(VECTOR, ahead=True)
 DOT = gpu.Tiling(outputs=16, inputs=32, warps=4, stages=2, dot=True)
 
 
@@ -28,7 +30,7 @@ def random(*size: int) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
 
 
-@pytest.mark.parametrize("tiling", [VECTOR, DOT], ids=["vector", "dot"])
+@pytest.mark.parametrize("tiling", [VECTOR, AHEAD, DOT], ids=["vector", "ahead", "dot"])
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("inputs", [64, 80])
 def test_products(tiling: gpu.Tiling, rows: int, inputs: int):
@@ -44,7 +46,7 @@ def test_products(tiling: gpu.Tiling, rows: int, inputs: int):
         close(gpu.product(x, biased, tiling, activation=name), activation(x @ weight.T + bias))
 
 
-@pytest.mark.parametrize("tiling", [VECTOR, DOT], ids=["vector", "dot"])
+@pytest.mark.parametrize("tiling", [VECTOR, AHEAD, DOT], ids=["vector", "ahead", "dot"])
 def test_weights_in_8_bits(tiling: gpu.Tiling):
     x, norm = random(3, 64), gpu.Norm(torch.ones(64), 1e-5)
     matrix = torch.randint(-127, 128, (52, 64), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
@@ -55,7 +57,7 @@ def test_weights_in_8_bits(tiling: gpu.Tiling):
     close(gpu.product(x, weight, tiling, norm=norm, activation="gated"), F.silu(gate) * up)
 
 
-@pytest.mark.parametrize("tiling", [VECTOR, DOT], ids=["vector", "dot"])
+@pytest.mark.parametrize("tiling", [VECTOR, AHEAD, DOT], ids=["vector", "ahead", "dot"])
 def test_the_largest_output(tiling: gpu.Tiling):
     x, weight, norm = random(3, 64), random(50, 64), gpu.Norm(torch.ones(64), 1e-5)
     logits = F.rms_norm(x, (64,), norm.gain, 1e-5) @ weight[:45].T
@@ -65,6 +67,23 @@ def test_the_largest_output(tiling: gpu.Tiling):
     x[1, 3] = float("nan")
     best, _ = gpu.largest(x, gpu.Weight(weight), tiling, 45, norm=norm)
     assert best.isfinite().tolist() == [True, False, True]
+
+
+def test_embedded_tokens():
+    table = random(11, 48)
+    tokens = torch.tensor([[3, 10, 0], [12, 4, 4]])  # the table lacks 12
+    assert gpu.embed(tokens, table).equal(table[tokens.clamp(max=10)])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("proposed", [0, 3])
+def test_the_tail_of_texts(count: int, proposed: int):
+    state = new_state([[5, 6, 7], [8]], [20, 20], 3, torch.device("cpu"))
+    more = torch.arange(100, 100 + 2 * proposed).view(2, proposed)
+    found, positions = gpu_choice.tail(state.tokens, state.length, count, more)
+    wanted = state.tail(count, more)
+    assert found.tolist() == wanted[0].tolist()
+    assert positions.tolist() == wanted[1].tolist()
 
 
 def attended(qkv: Tensor, first: list[int], keys: Tensor, values: Tensor, rope, heads: gpu.Heads, gains) -> Tensor:

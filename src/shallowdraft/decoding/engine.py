@@ -6,6 +6,7 @@ Shapes: B rows, d lookahead, V vocabulary.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -104,17 +105,15 @@ class Engine:
         assert self.cache is not None
         drafter = self.drafter if d else NoDrafter()
         nodes = d if drafter.nodes == drafter.lookahead else drafter.nodes  # a chain may be shorter than its longest
-        with self.clock.phase("draft"):
+        with self.clock.phase("draft") if d else nullcontext():
             proposal = drafter.propose(self.state, uniforms[:, :nodes], missed)
         with self.clock.phase("verify"):
-            tail, positions = self.state.tail(1)
-            tokens = torch.cat((tail, proposal.tokens), 1)
+            tokens, positions = self.state.tail(1, proposal.tokens)
             coins, last = uniforms[:, nodes : 2 * nodes], uniforms[:, -1]
             if proposal.tree is not None:
                 return self._tree_verified(tokens, proposal, coins, last)
             if proposal.tokens.shape[1] < d:  # the drafter was not sure enough to go on
                 coins = coins[:, : proposal.tokens.shape[1]]
-            positions = positions + self.state.steps(0, tokens.shape[1])
             if self.sampling.greedy:
                 vocab = self.target.shape.vocab
                 best, choice = self.target.choose(tokens, positions, self.cache, self.state.span, vocab)

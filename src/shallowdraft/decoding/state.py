@@ -52,10 +52,18 @@ class State:
             return torch.arange(start, stop, device=self.tokens.device)
         return self._steps[start + 2 : stop + 2]
 
-    def tail(self, count: int) -> tuple[Tensor, Tensor]:
-        """The last `count` committed tokens [B, count] and their positions."""
-        positions = (self.length[:, None] + self.steps(-count, 0)).clamp(min=0)  # a row that has ended may be shorter
-        return self.tokens.gather(1, positions), positions
+    def tail(self, count: int, proposed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The last `count` committed tokens, behind them what is proposed [B, d], and their positions: [B, count + d].
+
+        A row that has ended may be shorter; its tokens stand at position 0 then.
+        """
+        proposed = self.tokens[:, :0] if proposed is None else proposed
+        if self.tokens.is_cuda:
+            from shallowdraft.kernels import gpu_choice
+
+            return gpu_choice.tail(self.tokens, self.length, count, proposed)
+        positions = (self.length[:, None] + self.steps(-count, proposed.shape[1])).clamp(min=0)
+        return torch.cat((self.tokens.gather(1, positions[:, :count]), proposed), 1), positions
 
     def commit(self, verdict: Verdict) -> None:
         """Append what was emitted; void tokens behind it are overwritten by the next commit."""

@@ -67,11 +67,23 @@ class Tiling:
     """Of each weight row, so many cache lines are asked for before the input is there."""
     last: bool = False
     """Whether the next kernel may start only once this one has read its weight."""
+    ahead: bool = False
+    """Whether the first tile of the weight is read before the input is there; not with tensor cores."""
 
 
 def stamp(spent: Tensor, sign: int) -> None:
     """Add the GPU's clock in nanoseconds to an int64 number (sign 1), or take it away (-1)."""
     gpu_jit.stamp[(1,)](spent, sign, num_warps=1)
+
+
+def embed(tokens: Tensor, table: Tensor, *, pdl: bool = False) -> Tensor:
+    """Tokens [B, T] -> their rows [B, T, C] of a table [V, C]; one that it lacks has the last."""
+    vocab, width = table.shape
+    x = table.new_empty(*tokens.shape, width)
+    gpu_jit.embed[(tokens.numel(),)](
+        tokens.contiguous(), table, x, vocab, width, power_of_two(width), pdl, **early(pdl)
+    )
+    return x
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ def largest(
     choice = torch.empty(rows, tiles, device=x.device, dtype=torch.int32)
     _launch(x, weight, tiling, outputs, best=(best, choice), counted=counted, norm=norm, pdl=pdl)
     logit, token = torch.empty(rows, device=x.device), torch.empty(rows, device=x.device, dtype=torch.int64)
-    gpu_jit.pick[(rows,)](best, choice, logit, token, tiles, power_of_two(tiles), pdl, **_early(pdl))
+    gpu_jit.pick[(rows,)](best, choice, logit, token, tiles, power_of_two(tiles), pdl, **early(pdl))
     return logit, token
 
 
@@ -164,9 +176,10 @@ def _launch(
         LINE=LINE_BYTES // weight.matrix.element_size(),
         PDL=pdl,
         LAST=tiling.last,
+        AHEAD=tiling.ahead,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
-        **_early(pdl),
+        **early(pdl),
     )  # fmt: skip
 
 
@@ -176,7 +189,8 @@ def _lines(weight: Tensor) -> int:
     return 1 << (lines.bit_length() - 1) if lines else 0
 
 
-def _early(pdl: bool) -> dict[str, bool]:
+def early(pdl: bool) -> dict[str, bool]:
+    """What a launch must say for that."""
     return {"launch_pdl": True} if pdl else {}
 
 
@@ -202,21 +216,25 @@ def _tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
     narrow = outputs < 2 * inputs and not gated  # back into the residual stream: few outputs, many inputs
     even = inputs % 1024 == 0
     if rows == 1:
-        if narrow and outputs > 2048 and (inputs % 2048 or outputs % 2048):
+        if narrow and outputs > 2048 and outputs % 2048:
             return Tiling(outputs=4 if outputs >= 4096 else 2, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+        if narrow and inputs > outputs:
+            return Tiling(outputs=4, inputs=1024 if outputs > 2048 else 2048, warps=4, stages=1, dot=False, lines=8)
+        if narrow and outputs > 2048:
+            return Tiling(outputs=8, inputs=1024, warps=4, stages=1, dot=False, lines=16, ahead=True)
         if narrow:
-            return Tiling(outputs=4, inputs=2048, warps=4, stages=1, dot=False, lines=16)
+            return Tiling(outputs=4, inputs=2048, warps=4, stages=1, dot=False, lines=16, ahead=True)
         if gated and even:
-            return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, lines=16)
+            return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, ahead=True)
         if inputs <= 2048 or not even:
-            return Tiling(outputs=4, inputs=512, warps=2, stages=3, dot=False, lines=16)
-        return Tiling(outputs=8, inputs=1024, warps=4, stages=1, dot=False, lines=16)
-    if rows == 2 and narrow:
+            return Tiling(outputs=4, inputs=512, warps=2, stages=3, dot=False, ahead=True)
+        return Tiling(outputs=8, inputs=1024, warps=4, stages=1, dot=False, ahead=True)
+    if rows == 2 and narrow and outputs < 4096:
         return Tiling(outputs=4, inputs=1024, warps=4, stages=1, dot=False, lines=16)
     if narrow and rows > 16:
         return Tiling(outputs=64, inputs=128, warps=4, stages=8, dot=True, last=True)
     if narrow and outputs < 8192:
-        return Tiling(outputs=16, inputs=512, warps=2, stages=3, dot=True, last=True)
+        return Tiling(outputs=16, inputs=256, warps=2, stages=6, dot=True, last=True)
     if narrow:
         return Tiling(outputs=64, inputs=256, warps=4, stages=4, dot=True, last=True)
     if gated and inputs >= 8192 and rows <= 16:
@@ -225,9 +243,7 @@ def _tiling(weight_rows: int, inputs: int, rows: int, gated: bool) -> Tiling:
         return Tiling(outputs=64, inputs=256, warps=4, stages=3, dot=True, last=gated)
     if gated or outputs >= 16384:
         return Tiling(outputs=128, inputs=128, warps=8, stages=3, dot=True, last=True)
-    if rows > 16:
-        return Tiling(outputs=128, inputs=128, warps=8, stages=4, dot=True)
-    return Tiling(outputs=64, inputs=64, warps=4, stages=8, dot=True)
+    return Tiling(outputs=128, inputs=128, warps=8, stages=4, dot=True)
 
 
 @dataclass(frozen=True)
@@ -284,6 +300,6 @@ def attend(
         PDL=pdl,
         num_warps=4,
         num_stages=2,
-        **_early(pdl),
+        **early(pdl),
     )  # fmt: skip
     return mixed

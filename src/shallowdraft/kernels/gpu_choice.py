@@ -14,6 +14,21 @@ BLOCK = 8192  # logits at once
 WARPS = 16
 
 
+def tail(tokens: Tensor, length: Tensor, count: int, proposed: Tensor) -> tuple[Tensor, Tensor]:
+    """Of texts in tokens [B, S], so long [B], the last `count` and behind them what is proposed [B, d]: [B, count + d],
+    and the position of each.
+    """
+    rows, d = proposed.shape
+    assert proposed.is_contiguous()
+    found, positions = (torch.empty(rows, count + d, device=tokens.device, dtype=torch.int64) for _ in range(2))
+    pdl = gpu.chip(tokens.device).early
+    gpu_choice_jit.tail[(rows,)](
+        tokens, length, proposed, found, positions, count, d, tokens.shape[1],
+        STEPS=gpu.power_of_two(count + d), PDL=pdl, num_warps=1, **gpu.early(pdl),
+    )  # fmt: skip
+    return found, positions
+
+
 def settle(
     best: Tensor,
     choice: Tensor,

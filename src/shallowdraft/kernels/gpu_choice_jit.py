@@ -5,6 +5,23 @@ import triton.language as tl
 
 
 @triton.jit
+def tail(
+    tokens, length, proposed, found, positions, count, d, slots, STEPS: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """The last tokens of a text and what is proposed behind them; one row of a batch each."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0)
+    i = tl.arange(0, STEPS)
+    place = tl.maximum(tl.load(length + row) - count + i, 0)
+    text = tl.load(tokens + row.to(tl.int64) * slots + place, mask=i < count, other=0)
+    new = tl.load(proposed + row * d + i - count, mask=(i >= count) & (i < count + d), other=0)
+    tl.store(found + row * (count + d) + i, tl.where(i < count, text, new), mask=i < count + d)
+    tl.store(positions + row * (count + d) + i, place, mask=i < count + d)
+
+
+@triton.jit
 def _commit(row, i, d, accepted, chosen, sound, tokens, length, limit, packed, slots, unsound):
     """Append what was chosen [d + 1], and pack it for the host."""
     at = tl.load(length + row)

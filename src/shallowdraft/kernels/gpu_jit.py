@@ -28,9 +28,55 @@ def _tile(at, inside, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _tiles(weight, row_of, at, outputs, inputs, EVEN: tl.constexpr, GATED: tl.constexpr):
+    """Of the weight, and where it is gated of its second half."""
+    w_at = weight + row_of[:, None] + at[None, :]
+    w = _tile(w_at, at < inputs, EVEN)
+    second = w
+    if GATED:
+        second = _tile(w_at + outputs.to(tl.int64) * inputs, at < inputs, EVEN)
+    return w, second
+
+
+@triton.jit
+def _added(
+    x, gain, w, second, r, at, rows, inputs, sums, gates, squares, means,
+    NORM: tl.constexpr, CENTRED: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Go on with the sums [R, n, k] of a product, and of the squares and numbers [R, k] of its rows."""
+    inside = at < inputs
+    v = tl.load(x + r[:, None] * inputs + at[None, :], mask=(r < rows)[:, None] & inside[None, :], other=0.0)
+    v = v.to(tl.float32)
+    if NORM:
+        squares += v * v
+        if CENTRED:
+            means += v
+        v *= tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        gates += w.to(tl.float32)[None] * v[:, None]
+    sums += second.to(tl.float32)[None] * v[:, None]
+    return sums, gates, squares, means
+
+
+@triton.jit
 def stamp(spent, sign):
     """Add the GPU's time, or take it away."""
     tl.store(spent, tl.load(spent) + sign * tl.extra.cuda.globaltimer())
+
+
+@triton.jit
+def embed(tokens, table, x, vocab, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """A token's row of the table; one token each.
+
+    A pass begins here, and attention looks at positions and cache before it waits: nothing of this pass may start
+    before all of the last one has ended.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0).to(tl.int64)
+    token = tl.minimum(tl.load(tokens + at), vocab - 1)
+    c = tl.arange(0, BLOCK)
+    tl.store(x + at * width + c, tl.load(table + token * width + c, mask=c < width), mask=c < width)
 
 
 @triton.jit
@@ -39,7 +85,7 @@ def product(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, EVEN: tl.constexpr,
     SCALED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, ADD: tl.constexpr, ARGMAX: tl.constexpr, PREFETCH: tl.constexpr, LINE: tl.constexpr,
-    PDL: tl.constexpr, LAST: tl.constexpr,
+    PDL: tl.constexpr, LAST: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The norm of x [R, K] times Wᵀ, + bias; silu(first half) * second half or an activation; + residual -> y [R, N].
 
@@ -59,6 +105,9 @@ def product(
             _prefetch(weight + row_of[:, None] + ahead[None, :])
             if GATED:
                 _prefetch(weight + outputs.to(tl.int64) * inputs + row_of[:, None] + ahead[None, :])
+    if AHEAD:
+        w, second = _tiles(weight, row_of, k, outputs, inputs, EVEN, GATED)
+    if PDL:
         tl.extra.cuda.gdc_wait()
     r = tl.arange(0, ROWS)
     real = r < rows
@@ -91,26 +140,17 @@ def product(
         wide_gates = tl.zeros((ROWS, BLOCK_N, BLOCK_K), tl.float32)
         wide_squares = tl.zeros((ROWS, BLOCK_K), tl.float32)
         wide_means = tl.zeros((ROWS, BLOCK_K), tl.float32)
-        for start in range(0, inputs, BLOCK_K):
-            at = start + k
-            inside = at < inputs
-            w_at = weight + row_of[:, None] + at[None, :]
-            w = _tile(w_at, inside, EVEN)
-            if GATED:
-                w_at += outputs.to(tl.int64) * inputs
-                second = _tile(w_at, inside, EVEN)
-            v = tl.load(x + r[:, None] * inputs + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-            v = v.to(tl.float32)
-            if NORM:
-                wide_squares += v * v
-                if CENTRED:
-                    wide_means += v
-                v *= tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)[None, :]
-            if GATED:
-                wide_gates += w.to(tl.float32)[None] * v[:, None]
-                wide_sums += second.to(tl.float32)[None] * v[:, None]
-            else:
-                wide_sums += w.to(tl.float32)[None] * v[:, None]
+        if AHEAD:
+            wide_sums, wide_gates, wide_squares, wide_means = _added(
+                x, gain, w, second, r, k, rows, inputs, wide_sums, wide_gates, wide_squares, wide_means,
+                NORM, CENTRED, GATED,
+            )  # fmt: skip
+        for start in range(BLOCK_K if AHEAD else 0, inputs, BLOCK_K):
+            w, second = _tiles(weight, row_of, start + k, outputs, inputs, EVEN, GATED)
+            wide_sums, wide_gates, wide_squares, wide_means = _added(
+                x, gain, w, second, r, start + k, rows, inputs, wide_sums, wide_gates, wide_squares, wide_means,
+                NORM, CENTRED, GATED,
+            )  # fmt: skip
         sums, gates, squares = tl.sum(wide_sums, 2), tl.sum(wide_gates, 2), tl.sum(wide_squares, 1)
         means = tl.sum(wide_means, 1)
     if PDL and LAST:

@@ -92,11 +92,11 @@ class Decoder(nn.Module):
 
         They follow one another, or are the nodes of a tree and stand at its positions.
         """
+        if tree is None and (fast := self._fused_for(tokens)):
+            return self._finish(self._normed(fast(self._enter(tokens, positions, fast), positions, cache)))
         x = self._enter(tokens, positions)
         if self.native is not None:
             return self._finish(self.native(x, positions, cache, tree))
-        if tree is None and (fast := self._fused_for(tokens)):
-            return self._finish(self._normed(fast(x, positions, cache)))
         return self._finish(self.layers(x, positions, cache, span, tree))
 
     def layers(self, x: Tensor, positions: Tensor, cache: KVCache, span: int, tree: TreePass | None = None) -> Tensor:
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The largest of the first `vocab` logits after every token, or the last, and its id: [B, T] or [B, 1] each."""
         if fast := self._fused_for(tokens):
-            x = fast(self._enter(tokens, positions), positions, cache)
+            x = fast(self._enter(tokens, positions, fast), positions, cache)
             return fast.largest(x[:, -1:] if last else x, min(vocab, self.shape.vocab))
         hidden = self(tokens, positions, cache, span)
         best, token = self.head(hidden[:, -1:] if last else hidden)[..., :vocab].max(-1)
@@ -145,9 +145,11 @@ class Decoder(nn.Module):
         found: Tensor = self.head(self.read(tokens))
         return found
 
-    def _enter(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _enter(self, tokens: Tensor, positions: Tensor, fast: "fused.FusedLayers | None" = None) -> Tensor:
         # A target may know more tokens than its draft (a padded vocabulary): those read some row; its q is 0 there.
-        x: Tensor = self.embed(tokens.clamp(max=self.shape.vocab - 1))
+        x: Tensor = (
+            fast.embed(tokens, self.embed.weight) if fast else self.embed(tokens.clamp(max=self.shape.vocab - 1))
+        )
         if self.project_in is not None:
             x = self.project_in(x)
         if self.positions is not None:

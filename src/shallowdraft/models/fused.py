@@ -94,6 +94,10 @@ class FusedLayers:
         """Whether a pass over so many tokens of each text is for these kernels."""
         return tokens * self._shared <= MAX_QUERIES and (not self._rounded or texts * tokens <= MAX_ROUNDED_ROWS)
 
+    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """Tokens [B, T] -> their rows [B, T, C] of an embedding; one that it lacks has the last."""
+        return self._gpu.embed(tokens, table, pdl=self._chip.early)
+
     def __call__(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """Embedded tokens [B, T, C] at positions [B, T] -> the residual stream [B, T, C] before the final norm."""
         size = x.shape
