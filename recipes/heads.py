@@ -20,8 +20,8 @@ from shallowdraft.models.heads import save_heads
 from shallowdraft.models.model import load, resolve_device
 
 COUNT = 4
-GENERATED = {"tokens": 8_388_608, "prompt": 32, "length": 224, "rows": 2048, "seed": 2}
-RECIPE = Recipe(tokens=32_000_000, batch_tokens=16_384, sequence=256, learning_rate=2e-3, seed=0, save_every=500)
+GENERATED = {"tokens": 6_291_456, "prompt": 32, "length": 224, "rows": 2048, "seed": 2}
+RECIPE = Recipe(tokens=24_000_000, batch_tokens=16_384, sequence=256, learning_rate=2e-3, seed=0, save_every=500)
 
 
 def main() -> None:

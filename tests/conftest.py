@@ -130,5 +130,5 @@ def random_heads(target: sd.Model, count: int) -> Heads:
     """Heads that have learned nothing, and guess something else each."""
     heads = fresh_heads(target.decoder, count)
     random = torch.Generator().manual_seed(2)
-    torch.nn.init.normal_(heads.inner.weight, std=0.3, generator=random)
+    torch.nn.init.normal_(heads.outer, std=0.1, generator=random)
     return heads.requires_grad_(False)

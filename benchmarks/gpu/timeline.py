@@ -18,7 +18,6 @@ from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair
 
-
 ITERATIONS = 100
 
 

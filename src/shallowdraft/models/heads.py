@@ -1,7 +1,8 @@
 """Medusa heads (Cai et al. 2024): from a target's last hidden state, what will follow its next token.
 
 Head k guesses the token k places behind the next one; none knows what the others guess. Each ends in the target's own
-output layer, so that all of them together are small. Shapes: K heads, C width of the hidden state.
+output layer, so that all of them together are small; instead of an output layer of its own it has a wide inner one.
+Shapes: K heads, C width of the hidden state, M inner width.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 
 KIND = "medusa-heads"
+WIDER = 4  # M / C
 FOLDER = "heads"  # beside a target's weights, where they are looked for
 
 
@@ -42,7 +44,8 @@ class Heads(nn.Module):
     def __init__(self, shape: HeadsShape) -> None:
         super().__init__()
         self.shape = shape
-        self.inner = nn.Linear(shape.width, shape.count * shape.width)
+        self.inner = nn.Linear(shape.width, shape.count * WIDER * shape.width)
+        self.outer = nn.Parameter(torch.zeros(shape.count, WIDER * shape.width, shape.width))
         self.chances: list[list[float]] = []
         """By head and rank: how often that guess is right where those before it were; measured after training."""
 
@@ -51,15 +54,16 @@ class Heads(nn.Module):
         return self.inner.weight.device
 
     def forward(self, hidden: Tensor) -> Tensor:
-        change = F.silu(self.inner(hidden.to(self.inner.weight.dtype)))  # while trained, in 32 bits on 16
-        found: Tensor = change.unflatten(-1, (self.shape.count, self.shape.width)).to(hidden.dtype)
-        return hidden[..., None, :] + found
+        inner = F.silu(self.inner(hidden.to(self.inner.weight.dtype)))  # while trained, in 32 bits on 16
+        change = torch.einsum("...km,kmc->...kc", inner.unflatten(-1, self.outer.shape[:2]), self.outer)
+        found: Tensor = hidden[..., None, :] + change.to(hidden.dtype)
+        return found
 
 
 def fresh_heads(target: Decoder, count: int) -> Heads:
     """Heads that guess what the target says next, and have yet to learn what comes later."""
     heads = Heads(HeadsShape(count, target.shape.embed_dim, target.shape.vocab))
-    nn.init.zeros_(heads.inner.weight)
+    nn.init.normal_(heads.inner.weight, std=heads.shape.width**-0.5, generator=torch.Generator().manual_seed(0))
     nn.init.zeros_(heads.inner.bias)
     return heads.to(target.device)
 
