@@ -97,17 +97,18 @@ def earlier(text: Text) -> tuple[int, int]:
     """Where the latest of the longest earlier matches of a text's end goes on, and how many tokens match: without any
     the last token, and 0.
     """
-    ends = np.flatnonzero(text[:-1] == text[-1])
-    if not len(ends):
-        return len(text) - 1, 0
-    matched = 1
+    data, width = text.tobytes(), text.itemsize  # a third of the time of comparing arrays
+    start, matched, end = len(text) - 1, 0, len(data) - width
     while matched < LONGEST_MATCH:
-        longer = ends[ends >= matched]
-        longer = longer[text[longer - matched] == text[-1 - matched]]
-        if not len(longer):
+        wanted = data[-(matched + 1) * width :]
+        at = data.rfind(wanted, 0, end)
+        while at > 0 and at % width:  # across tokens
+            at = data.rfind(wanted, 0, at + len(wanted) - 1)
+        if at < 0:
             break
-        ends, matched = longer, matched + 1
-    return int(ends[-1]) + 1, matched
+        end = at + len(wanted)
+        start, matched = end // width, matched + 1
+    return start, matched
 
 
 def onward(text: Text, start: int, count: int) -> Text:
