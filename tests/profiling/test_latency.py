@@ -114,6 +114,21 @@ def test_verification_is_the_same_for_all_drafts(tmp_path: Path):
     assert profile.iteration("d", 1, 64).target_s == profile.iteration("e", 1, 64).target_s == pytest.approx(1.2)
 
 
+def test_other_proposers_leave_the_times_of_drafts_alone(tmp_path: Path):
+    """A tree takes longer to verify than a chain as deep; a profile from before there were any is read as it is."""
+    tree = (0, 0, 1)
+    rows = [{}, {"target_s": 2.0, "drafter": "tree", "tree": tree}, {"drafter": "ngram", "draft": "n-gram"}]
+    profile = read_profile(written(tmp_path / "p", rows))
+    assert profile.drafts == ["d"]
+    state = MachineState(1.0)
+    for met in (None, state):
+        assert profile.iteration("d", 1, 64, state=met).target_s == pytest.approx(1.2)
+        assert profile.iteration_of(Way("d", 1, "tree", tree), 64, state=met).target_s == pytest.approx(2.0)
+    assert profile.target_s(1, 64) == pytest.approx(1.2)
+    with pytest.raises(RecordError, match="no times of other"):
+        profile.covers(Way("other", 1))
+
+
 @pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"target_s": float("nan")}, {"draft_s": -1.0}])
 def test_times_that_cannot_be(tmp_path: Path, wrong: dict):
     with pytest.raises(RecordError, match="cannot be, measure it again"):

@@ -56,7 +56,7 @@ class Point:
 
 Timed = tuple[DrafterName, str, tuple[int, ...]]
 """Whose times: a drafter, which one (or ANY), and its tree."""
-Alike = tuple[DrafterName, tuple[int, ...]]
+Alike = tuple[DrafterName, int]
 ALL_DRAFTS: Timed = ("model", ANY, ())
 
 
@@ -157,7 +157,7 @@ class Profile:
             one: self._at(
                 lookahead,
                 {
-                    d: _median(found, part, state, self._slopes[part, _alike(whose), d] if state else {})
+                    d: _median(found, part, state, self._slopes[part, _alike(whose, d)] if state else {})
                     for d, found in by_lookahead.items()
                 },
             )
@@ -179,16 +179,16 @@ class Profile:
         }
 
     @cached_property
-    def _slopes(self) -> "dict[tuple[str, Alike, int], dict[str, float]]":
+    def _slopes(self) -> dict[tuple[str, Alike], dict[str, float]]:
         """How a part's ratio to a plain token follows the state, by part and lookahead: over all drafts and contexts.
 
         So that a state which hardly occurred at one point is known from the others.
         """
-        groups: dict[tuple[str, Alike, int], list[dict[str, Floats]]] = {}
+        groups: dict[tuple[str, Alike], list[dict[str, Floats]]] = {}
         for (whose, _), by_context in self._times.items():
             for lookahead, found in ((d, one) for of in by_context.values() for d, one in of.items()):
                 for part in _known_from(whose):
-                    groups.setdefault((part, _alike(whose), lookahead), []).append(found)
+                    groups.setdefault((part, _alike(whose, lookahead)), []).append(found)
         return {key: _slope(found, key[0]) for key, found in groups.items()}
 
     def _at(self, where: float, values: Mapping[int, float]) -> float:
@@ -204,9 +204,11 @@ def _counted_for(point: Point) -> list[Timed]:
     return [own, ALL_DRAFTS] if point.drafter == "model" else [own]
 
 
-def _alike(whose: Timed) -> Alike:
-    """What follows the state of the machine as it does."""
-    return whose[0], whose[2]
+def _alike(whose: Timed, lookahead: int) -> Alike:
+    """What follows the state of the machine as it does: of draft models those at its lookahead; of other drafters, for
+    which there are fewer samples, all ways.
+    """
+    return whose[0], lookahead if whose[0] == "model" else 0
 
 
 def _known_from(whose: Timed) -> tuple[str, ...]:
