@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from shallowdraft.study.study import Study as Found
 
 NARROW = 100  # a narrower terminal does without the times
-NODES = (4, 8, 16)  # of trees, unless others are named
-
 
 Drafter = Literal["model", "tree", "ngram", "skip", "medusa"]
 
@@ -69,7 +67,7 @@ class Study(DraftCommand):
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
-        from shallowdraft.study.study import Plan, study
+        from shallowdraft.study.study import NODES, Plan, study
 
         if self.rounds < 1 or self.live < 0 or self.max_new_tokens < 2:
             raise OptionError("--rounds is at least 1, --live at least 0, --max-new-tokens at least 2")
@@ -80,7 +78,7 @@ class Study(DraftCommand):
             self.max_new_tokens,
             rounds=self.rounds,
             live=self.live,
-            nodes=sorted(set(self.nodes or NODES)),
+            nodes=sorted(set(self.nodes)) or NODES,
         )
         skips = self._skips()
         self.set_threads()
@@ -165,7 +163,7 @@ def show(found: "Found", target: str, out: str) -> None:
     console = table_console()
     title = f"{target}, greedy, batch 1: {found.plain_tokens_per_s:.0f} tokens/s without a draft"
     narrow = console.width < NARROW
-    columns = ("drafter", "d", "TAR", "needs", "draft ms", "verify ms", "predicted", "measured")
+    columns = ("draft", "d", "TAR", "needs", "draft ms", "verify ms", "predicted", "measured")
     table = new_table(*(column for column in columns if not (narrow and column.endswith("ms"))), title=title)
     for row in found.rows:
         table.add_row(*_cells(row, narrow=narrow))

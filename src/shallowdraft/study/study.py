@@ -27,6 +27,7 @@ from shallowdraft.study.proposers import Proposer
 Follow = Callable[[str, Iterator[int], int], None]
 """Given what is being done, an iterator of how much is done that must be taken to its end, and how much there is."""
 
+NODES = (4, 8, 16)  # of trees, unless others are named
 ALWAYS_MEASURED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # lookaheads; the others lie between
 
 
@@ -44,7 +45,7 @@ class Plan:
     """How many proposers are verified live, each at its predicted best."""
     live_prompts: int = 40
     contexts: tuple[int, ...] = (64, 256)
-    nodes: Sequence[int] = (4, 8, 16)
+    nodes: Sequence[int] = NODES
     """Of proposals that branch."""
 
     def sizes(self, proposer: Proposer) -> Sequence[int]:
