@@ -28,7 +28,7 @@ from shallowdraft.shapes import ModelShape
 def test_what_followed_the_last_time(text: list[int], matching: int, wanted: list[int]):
     start, matched = earlier(np.array(text))
     assert matched == matching
-    assert onward(np.array(text), start, 5).tolist() == wanted
+    assert onward(np.array(text), start, 5) == wanted
     padded = torch.tensor([[*text, *[2] * 6], [2] * (len(text) + 6)])  # what lies behind the text is not part of it
     found = copied(padded, torch.tensor([len(text), 4]), 5)
     assert found.tolist() == [wanted, [2] * 5]

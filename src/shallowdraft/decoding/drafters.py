@@ -6,7 +6,6 @@ Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buf
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -83,11 +82,12 @@ class NgramDrafter(NoDrafter):
         if state.tokens.is_cuda:
             proposed = copied(state.tokens, state.length, most)
         else:
-            rows = zip(state.tokens.numpy(), state.length.tolist(), strict=True)
-            found = [(text[:length], *earlier(text[:length])) for text, length in rows]
+            texts = [text[:length] for text, length in zip(state.tokens.numpy(), state.length.tolist(), strict=True)]
+            found = [earlier(text) for text in texts]
             # The length depends on nothing but what was emitted: under sampling it changes no law.
-            count = most if self._whole else min(most, max(matched for *_, matched in found))
-            proposed = torch.from_numpy(np.stack([onward(text, start, count) for text, start, _ in found]))
+            count = most if self._whole else min(most, max(matched for _, matched in found))
+            ahead = [onward(text, start, count) for text, (start, _) in zip(texts, found, strict=True)]
+            proposed = torch.tensor(ahead, dtype=torch.int64)
         # Nothing is drawn: each token has all the probability of its law.
         q = None if self._vocab is None else torch.nn.functional.one_hot(proposed, self._vocab).float()
         return Proposal(proposed, q)
@@ -111,9 +111,10 @@ def earlier(text: Text) -> tuple[int, int]:
     return start, matched
 
 
-def onward(text: Text, start: int, count: int) -> Text:
+def onward(text: Text, start: int, count: int) -> list[int]:
     """So many tokens from a place on; once they have caught up with the text's end they go round."""
-    return text[start + np.arange(count) % (len(text) - start)]
+    found: list[int] = text[start : start + count].tolist()
+    return (found * count)[:count]
 
 
 def copied(tokens: Tensor, length: Tensor, count: int) -> Tensor:

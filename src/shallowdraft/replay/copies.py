@@ -33,6 +33,6 @@ def _copies(output: Output, longest: int) -> list[tuple[int, int]]:
     for length in range(len(output.prompt) + 1, len(text)):
         start, matched = earlier(text[:length])
         ahead = text[length : length + longest]
-        right = onward(text[:length], start, len(ahead)) == ahead
+        right = np.equal(onward(text[:length], start, len(ahead)), ahead)
         found.append((matched, int(right.cumprod().sum())))
     return found
