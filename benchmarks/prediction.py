@@ -20,6 +20,7 @@ import numpy as np
 
 import shallowdraft as sd
 from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.ways import Way, drafting
 from shallowdraft.models import zoo
 from shallowdraft.profiling.latency import Profile, read_profile
 from shallowdraft.prompts import load_prompts
@@ -27,7 +28,7 @@ from shallowdraft.records import commit, processor
 from shallowdraft.replay.acceptance import replay
 from shallowdraft.replay.traces import Trace, read_trace, record
 from shallowdraft.study.forecast import forecast_at
-from shallowdraft.study.live import Measured, Way, measured, run_live
+from shallowdraft.study.live import Measured, measured, run_live
 
 
 def traced(target: sd.Model, name: str, given: argparse.Namespace, folder: Path) -> Trace:
@@ -59,7 +60,7 @@ def live(
 ) -> dict[Way, Measured]:
     ways = [Way(name, d) for name in drafts for d in range(1, given.lookaheads + 1)]
     size = {"max_new_tokens": given.new_tokens, "rounds": given.live_rounds}
-    for _ in run_live(target, drafts, ways, trace.outputs, path, **size, about={}):
+    for _ in run_live(target, drafting(drafts), ways, trace.outputs, path, **size, about={}):
         pass
     return measured(path)
 

@@ -88,11 +88,13 @@ def test_verdicts():
 
 
 def test_the_best_lookahead_is_inside_when_drafting_costs():
-    tars = {d: cost.independent_tar(0.7, d) for d in range(1, 17)}
-    found = cost.predictions(tars, {d: Iteration(0.1 * d, 1.0) for d in tars}, plain_s=1.0)
-    assert cost.best(found).lookahead == 4
-    free = cost.predictions(tars, {d: Iteration(0.0, 1.0) for d in range(1, 9)}, plain_s=1.0)
-    assert cost.best(free).lookahead == 8
+    def best(step_s: float, longest: int) -> int:
+        tars = {d: cost.independent_tar(0.7, d) for d in range(1, longest + 1)}
+        times = {d: Iteration(step_s * d, 1.0) for d in tars}
+        return cost.best({d: Prediction(d, tars[d], times[d], plain_s=1.0) for d in tars}).lookahead
+
+    assert best(0.1, 16) == 4
+    assert best(0.0, 8) == 8
 
 
 @pytest.mark.parametrize("wrong", [nan, inf, -1.0])

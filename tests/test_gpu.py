@@ -16,6 +16,7 @@ from shallowdraft.kernels import gpu
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.prompts import Prompt
 from shallowdraft.shapes import ModelShape, parse
+from shallowdraft.study.proposers import branching_model, copying, drafting_model, skipping
 from shallowdraft.study.study import Plan, study
 
 pytestmark = pytest.mark.gpu
@@ -182,14 +183,18 @@ def test_a_study_runs_there(tmp_path):
     _, folder = pair.save(tmp_path)
     target = sd.load(tmp_path / "target")
     prompts = [("few", Prompt(str(number), "few", f"Prompt {number} about {number * 7}")) for number in range(6)]
-    plan = Plan(prompts, (1, 2, 4), max_new_tokens=40, rounds=1, contexts=(64,))
+    plan = Plan(prompts, (1, 2, 4), max_new_tokens=40, rounds=1, live=4, contexts=(64,), nodes=(4,))
 
     def follow(_what: str, steps: Iterator[int], _count: int) -> None:
         for _ in steps:
             pass
 
-    found = study(target, sd.load_draft, [str(folder)], plan, tmp_path / "run", follow)
-    (row,) = found.rows
-    assert row.live is not None
-    assert row.live.lossless
-    assert row.live.tar == pytest.approx(row.prediction.tar)
+    draft = sd.load_draft(folder)
+    proposers = [drafting_model(draft), branching_model(draft), copying(target), skipping(target)]
+    found = study(target, proposers, plan, tmp_path / "run", follow)
+    assert len(found.rows) == 4
+    for row in found.rows:
+        assert row.live is not None
+        assert row.live.lossless
+        # in 16 bits the ranks of tokens that a draft finds about as likely may change places
+        assert row.live.tar == pytest.approx(row.prediction.tar, rel=0.05 if row.way.tree else 1e-6)

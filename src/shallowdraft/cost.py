@@ -87,13 +87,23 @@ class Waterfall:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A draft at one lookahead against plain decoding."""
+    """A proposer at one lookahead, or with one tree, against plain decoding."""
 
     lookahead: int
     tar: float
     iteration: Iteration
     plain_s: float
     """Seconds a token of plain decoding."""
+    nodes: int = 0
+    """Of a tree, which is `lookahead` deep."""
+
+    @property
+    def size(self) -> int:
+        return self.nodes or self.lookahead
+
+    @property
+    def where(self) -> str:
+        return f"with {self.nodes} nodes" if self.nodes else f"at lookahead {self.lookahead}"
 
     @property
     def tokens_per_s(self) -> float:
@@ -127,25 +137,17 @@ class Prediction:
     def verdict(self) -> str:
         needs = f"break-even is at TAR {self.break_even_tar:.2f}, it has {self.tar:.2f}"
         if self.speed_up > 1 + EVEN:
-            return f"pays {self.speed_up:.2f}x at lookahead {self.lookahead}; {needs}"
+            return f"pays {self.speed_up:.2f}x {self.where}; {needs}"
         if self.speed_up > 1 - EVEN:
-            return f"makes no difference at lookahead {self.lookahead}; {needs}"
+            return f"makes no difference {self.where}; {needs}"
         if not self.reachable:
             return (
-                f"cannot pay at lookahead {self.lookahead}: an iteration takes as long as {self.break_even_tar:.2f} "
+                f"cannot pay {self.where}: an iteration takes as long as {self.break_even_tar:.2f} "
                 f"tokens of plain decoding and yields {self.lookahead + 1} at most; a faster draft is needed"
             )
-        return f"does not pay, {self.speed_up:.2f}x at lookahead {self.lookahead}; {needs}"
-
-
-def predictions(
-    tars: Mapping[int, float], iterations: Mapping[int, Iteration], plain_s: float
-) -> dict[int, Prediction]:
-    """At every lookahead for which both TAR and times are known."""
-    known = sorted(tars.keys() & iterations.keys())
-    return {lookahead: Prediction(lookahead, tars[lookahead], iterations[lookahead], plain_s) for lookahead in known}
+        return f"does not pay, {self.speed_up:.2f}x {self.where}; {needs}"
 
 
 def best(found: Mapping[int, Prediction]) -> Prediction:
-    """The fastest; of equals the shorter lookahead."""
-    return max(found.values(), key=lambda one: (one.tokens_per_s, -one.lookahead))
+    """The fastest; of equals the one that proposes less."""
+    return max(found.values(), key=lambda one: (one.tokens_per_s, -one.size))

@@ -1,26 +1,34 @@
 """Text that proposes its own continuation."""
 
+import numpy as np
 import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.decoding.drafters import copied
+from shallowdraft.decoding.drafters import NgramDrafter, copied, earlier, onward
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.state import new_state
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.shapes import ModelShape
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "matching", "wanted"),
     [
-        ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2, 3]),  # goes round once it has caught up
-        ([1, 2, 9, 7, 2, 8, 1, 2], [9, 7, 2, 8, 1]),  # two tokens match there, one later on
-        ([2, 5, 2, 6, 2], [6, 2, 6, 2, 6]),  # of equal matches the latest
-        ([1, 2, 3], [3, 3, 3, 3, 3]),  # none
-        ([7], [7, 7, 7, 7, 7]),
+        ([1, 2, 3, 4, 1, 2], 2, [3, 4, 1, 2, 3]),  # goes round once it has caught up
+        ([1, 2, 9, 7, 2, 8, 1, 2], 2, [9, 7, 2, 8, 1]),  # two tokens match there, one later on
+        ([2, 5, 2, 6, 2], 1, [6, 2, 6, 2, 6]),  # of equal matches the latest
+        ([5] * 4, 3, [5] * 5),
+        ([*range(9)] * 3, 8, [0, 1, 2, 3, 4]),  # looks no further
+        ([1, 2, 3], 0, [3, 3, 3, 3, 3]),  # none
+        ([7], 0, [7, 7, 7, 7, 7]),
     ],
 )
-def test_what_followed_the_last_time(text: list[int], wanted: list[int]):
+def test_what_followed_the_last_time(text: list[int], matching: int, wanted: list[int]):
+    start, matched = earlier(np.array(text))
+    assert matched == matching
+    assert onward(np.array(text), start, 5) == wanted
     padded = torch.tensor([[*text, *[2] * 6], [2] * (len(text) + 6)])  # what lies behind the text is not part of it
     found = copied(padded, torch.tensor([len(text), 4]), 5)
     assert found.tolist() == [wanted, [2] * 5]
@@ -40,6 +48,26 @@ def test_a_text_that_goes_round_is_copied():
     target = make_pair(ModelShape(1, 64, 2, 64, 320, context=1000), ModelShape(1, 64, 2, 64, 320), 1.0).target
     out = sd.generate(target, [9], drafter="ngram", lookahead=4, max_new_tokens=900)
     assert out.stats.tar > 2
+
+
+@pytest.mark.parametrize(("lookahead", "most"), [(4, 4), (8, 8), (12, 8)])
+def test_no_more_is_copied_than_has_matched(lookahead: int, most: int):
+    """In a batch than in its longest match."""
+    drafter, repeating, new = NgramDrafter(lookahead, Sampling(), 97), [8] * 30, [1, 2, 3]
+
+    def proposed(*prompts: list[int]) -> list[list[int]]:
+        state = new_state(list(prompts), [60] * len(prompts), lookahead, torch.device("cpu"))
+        return drafter.propose(state, torch.zeros(len(prompts), lookahead), 0).tokens.tolist()
+
+    assert proposed(new) == [[]]
+    assert proposed(repeating) == [[8] * most]
+    assert proposed(new, repeating) == [[3] * most, [8] * most]
+
+
+def test_statistics_count_what_was_copied(pair):
+    target, _ = pair("llama")
+    out = sd.generate(target, [1, 2, 3], drafter="ngram", lookahead=8, max_new_tokens=3).stats
+    assert (out.iterations, out.drafted) == (2, 0)  # nothing comes twice
 
 
 def test_a_draft_beside_it_is_refused(pair):

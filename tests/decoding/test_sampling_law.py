@@ -15,7 +15,7 @@ from scipy import stats
 
 import shallowdraft as sd
 from shallowdraft.decoding import verification
-from shallowdraft.decoding.drafters import HeadsDrafter, ModelDrafter
+from shallowdraft.decoding.drafters import HeadsDrafter, ModelDrafter, NgramDrafter
 from shallowdraft.decoding.state import new_source
 from shallowdraft.decoding.verification import Proposal, Verdict
 from shallowdraft.models.synthetic import random_decoder
@@ -232,6 +232,20 @@ def test_the_joint_law_of_a_draft_that_stops_where_it_is_unsure(models, monkeypa
 def test_the_joint_law_of_copied_text(models, rule: str):
     strategy = {"drafter": "ngram", "rule": rule}
     assert p_value(models, [[1, 2, 0, 1, 2]], 3, 20_000, FEWER, strategy=strategy, temperature=1.0) > ALPHA
+
+
+def test_copied_text_whose_length_no_other_row_sets_has_the_law(models, monkeypatch):
+    """And that it is no draw: a law with any doubt in it is caught."""
+    strategy = {"drafter": "ngram"}
+    assert p_value(models, [[1, 2, 0, 1, 2]], 3, 1, samples=1_000, strategy=strategy, temperature=1.0) > ALPHA
+    propose = NgramDrafter.propose
+
+    def doubting(self, state, uniforms, missed):
+        found = propose(self, state, uniforms, missed)
+        return replace(found, q=(found.q + 0.25) / 2)
+
+    monkeypatch.setattr(NgramDrafter, "propose", doubting)
+    assert p_value(models, [[1, 2, 0, 1, 2]], 3, 4_000, 4_000, strategy=strategy, temperature=1.0) < CAUGHT
 
 
 @pytest.mark.parametrize(

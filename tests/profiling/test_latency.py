@@ -8,6 +8,7 @@ import torch
 
 from shallowdraft.cli import main
 from shallowdraft.decoding.timing import MachineState
+from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import RecordError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
@@ -53,7 +54,7 @@ def test_between_what_was_measured_lies_a_straight_line(tmp_path: Path):
     assert profile.plain_s(250) == pytest.approx(1.25)
     ratios = [profile.iteration("d", d, 0).draft_s for d in (1, 3, 5)]
     assert ratios == pytest.approx([0.1, 0.3, 0.5])
-    assert list(profile.iterations("d", 0)) == [1, 2, 3, 4, 5]
+    assert [d for d in range(1, 9) if profile.covers(Way("d", d))] == [1, 2, 3, 4, 5]
     with pytest.raises(RecordError, match="no such measurement"):
         profile.iteration("other", 1, 64)
 
@@ -111,6 +112,21 @@ def test_verification_is_the_same_for_all_drafts(tmp_path: Path):
     rows = [{"draft": draft, "target_s": seconds} for draft, seconds in (("d", 1.0), ("e", 1.2), ("e", 1.4))]
     profile = read_profile(written(tmp_path / "p", rows))
     assert profile.iteration("d", 1, 64).target_s == profile.iteration("e", 1, 64).target_s == pytest.approx(1.2)
+
+
+def test_other_proposers_leave_the_times_of_drafts_alone(tmp_path: Path):
+    """A tree takes longer to verify than a chain as deep; a profile from before there were any is read as it is."""
+    tree = (0, 0, 1)
+    rows = [{}, {"target_s": 2.0, "drafter": "tree", "tree": tree}, {"drafter": "ngram", "draft": "n-gram"}]
+    profile = read_profile(written(tmp_path / "p", rows))
+    assert profile.drafts == ["d"]
+    state = MachineState(1.0)
+    for met in (None, state):
+        assert profile.iteration("d", 1, 64, state=met).target_s == pytest.approx(1.2)
+        assert profile.iteration_of(Way("d", 1, "tree", tree), 64, state=met).target_s == pytest.approx(2.0)
+    assert profile.target_s(1, 64) == pytest.approx(1.2)
+    with pytest.raises(RecordError, match="no times of other"):
+        profile.covers(Way("other", 1))
 
 
 @pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"target_s": float("nan")}, {"draft_s": -1.0}])

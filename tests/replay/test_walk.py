@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shallowdraft.replay.walk import iterations_of, walk
+from shallowdraft.replay.walk import iterations_of, steps, walk
 
 bits = st.lists(st.booleans(), min_size=0, max_size=40)
 
@@ -38,6 +38,12 @@ def test_expectation_over_every_outcome(lookahead: int, room: int):
     found = walk([chances], [lookahead], [room])
     assert found.iterations[0, 0] == pytest.approx(expected)
     assert found.reached[0, 0, 0] == pytest.approx(kept_some)
+
+
+@given(bits, st.integers(1, 6))
+def test_what_is_kept_from_each_place_on_tells_the_same(row: list[bool], lookahead: int):
+    kept = [next((n for n, right in enumerate(row[at:]) if not right), len(row) - at) for at in range(len(row))]
+    assert steps([min(count, lookahead) for count in kept]) == iterations_of(row, lookahead, 1000)
 
 
 def test_full_acceptance_gives_lookahead_plus_one():

@@ -8,15 +8,27 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from conftest import random_heads
 
+import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.commands.study import parse_lookaheads
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.timing import MachineState
+from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import OptionError
+from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import make_pair
+from shallowdraft.profiling import latency
+from shallowdraft.records import Records
+from shallowdraft.replay.replays import Counted
+from shallowdraft.replay.traces import Output, Trace
 from shallowdraft.shapes import parse
+from shallowdraft.study.forecast import forecast, forecast_at
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +126,68 @@ def test_another_draft_reuses_the_rest(models: Path, tmp_path: Path, capsys):
     assert main(arguments(models, tmp_path / "run", "draft", "target")) == 0
     assert (tmp_path / "run" / "profile.jsonl").read_text().startswith(before)
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]) == 2
+
+
+def every_drafter(models: Path, out: Path) -> list[str]:
+    target = sd.load(models / "target")
+    save_heads(random_heads(target, 2), models / "heads")
+    drafters = ["--drafters", "model", "tree", "ngram", "skip", "medusa", "--nodes", "3", "--live", "5"]
+    return [*arguments(models, out), *drafters, "--heads", str(models / "heads"), "--lookaheads", "1:2"]
+
+
+def test_every_way_to_propose_is_in_one_table_and_nothing_is_done_twice(models: Path, tmp_path: Path, capsys):
+    given = every_drafter(models, tmp_path / "run")
+    assert main(given) == 0
+    found = json.loads(capsys.readouterr().out)
+    draft = str(models / "draft")
+    assert {row["name"] for row in found["rows"]} == {draft, f"tree {draft}", "n-gram", "skip", "medusa"}
+    for row in found["rows"]:
+        assert row["live"]["lossless"]
+        assert row["live"]["tar"] == pytest.approx(row["tar"])
+        assert (row["nodes"] == len(row["tree"]) == 3) == (row["drafter"] in ("tree", "medusa"))
+    before = {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")}
+    assert set(before) == {"trace.jsonl", "profile.jsonl", "live.jsonl", "skips.jsonl"}
+    assert main([one for one in given if one != "--json"]) == 0
+    assert {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")} == before
+    assert "medusa" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--drafters", "tree", "ngram"], "give --drafts"),
+        (["--drafters", "ngram", "--drafts", "zoo:4x128"], "--drafts is for --drafters model or tree"),
+        (["--drafters", "ngram", "--nodes", "4"], "--nodes is for --drafters medusa or tree"),
+        (["--drafters", "ngram", "--heads", "x"], "--heads is for --drafters medusa"),
+        (["--drafters", "ngram", "--skips", "x"], "--skips is for --drafters skip"),
+        (["--drafters", "medusa", "--nodes", "64"], "a tree has 1 to 63"),
+        (["--drafters", "tree", "--drafts", "x", "--max-new-tokens", "12"], "more than 12 --max-new-tokens"),
+        (["--drafters", "skip", "--skips", "nowhere"], "no such file"),
+        (["--drafters", "medusa"], "there are no heads; train some"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(models: Path, tmp_path: Path, capsys, options, said):
+    given = ["study", "--target", str(models / "target"), "--prompts", str(models / "few.jsonl")]
+    assert main([*given, "--out", str(tmp_path / "run"), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
+    """One iteration of three tokens, one of none, which takes a plain token and a look."""
+    file = Records.open(tmp_path / "p", latency.KIND, {})
+    for lookahead, target_s in ((1, 1.2), (3, 1.6)):
+        place = {"drafter": "ngram", "draft": "n-gram", "lookahead": lookahead, "context": 64, "batch": 1}
+        times = {"plain_s": 1.0, "handover_s": 0.0, "arithmetic_s": 0.0, "draft_s": 0.1, "rest_s": 0.2}
+        file.append(place | times | {"target_s": target_s})
+    trace = Trace("t", {}, Sampling(), [Output("0", "few", 0, [1], [1, 2, 3, 4, 5])])
+    way = Way("n-gram", 3, "ngram")
+    found = Counted("n-gram", trace, {3: way}, {3: [[2, 0, 0, 0]]}, {3: [[3, 0, 0, 0]]})
+    one = forecast(found, latency.read_profile(tmp_path / "p"))[3]
+    assert one.tar == 2.0
+    assert asdict(one.iteration) == pytest.approx({"draft_s": 0.1, "target_s": (1.6 + 1.0) / 2, "rest_s": 0.1})
+    live = forecast_at(found, latency.read_profile(tmp_path / "p"), 3, {("few", "0"): [MachineState(1.0)]})
+    assert live.iteration.total_s == pytest.approx(one.iteration.total_s)
 
 
 def test_another_target_does_not_mix(models: Path, tmp_path: Path, capsys):

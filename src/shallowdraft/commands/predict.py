@@ -91,8 +91,11 @@ class Predict(DraftCommand):
         assert self.profile is not None
         self.set_threads()
         trace, profile = read_trace(Path(self.trace)), read_profile(Path(self.profile))
+        names = self.draft or profile.drafts
+        if not names:
+            raise OptionError(f"{self.profile} has the times of no draft model; name one with profile --draft")
         found = []
-        for name in self.draft or profile.drafts:
+        for name in names:
             draft = self.load_draft(name)
             require_machine(profile, draft.device)
             replayed = replay(draft, trace)

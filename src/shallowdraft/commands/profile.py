@@ -51,6 +51,7 @@ class Profile(DraftCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
+        from shallowdraft.decoding.ways import Way, drafting
         from shallowdraft.profiling.latency import measure, points, read_profile
 
         if not (self.draft or self.shapes):
@@ -62,8 +63,10 @@ class Profile(DraftCommand):
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft:
             drafts = {name: self.load_draft(name) for name in self.draft}
-            wanted = points(self.draft, self.lookaheads, self.contexts, self.batches)
-            follow("profiling", measure(target, drafts, wanted, Path(self.out), self.rounds), self.rounds * len(wanted))
+            ways = [Way(name, lookahead) for name in self.draft for lookahead in self.lookaheads]
+            wanted = points(ways, self.contexts, self.batches)
+            steps = measure(target, drafting(drafts), wanted, Path(self.out), self.rounds)
+            follow("profiling", steps, self.rounds * len(wanted))
         if self.shapes:
             self._time_shapes(target)
         show(read_profile(Path(self.out)), self._parent_shape(target))
@@ -77,20 +80,22 @@ class Profile(DraftCommand):
     def _time_shapes(self, target: "Model") -> None:
         """One after the other, so that one is in memory at a time."""
         from shallowdraft.commands.progress import follow
+        from shallowdraft.decoding.ways import Way, drafting
         from shallowdraft.models.synthetic import random_draft
         from shallowdraft.profiling.latency import measure, points
         from shallowdraft.profiling.law import RANDOM, shape_of, trial_shapes
 
         parent = self._parent_shape(target)
         given = (str(one) for one in trial_shapes(parent)) if self.shapes == ("auto",) else self.shapes
-        wanted = {f"{RANDOM}{one}": points([f"{RANDOM}{one}"], FEW, self.contexts, [1]) for one in given}
+        names = [f"{RANDOM}{one}" for one in given]
+        wanted = {name: points([Way(name, d) for d in FEW], self.contexts, [1]) for name in names}
         size = self.rounds * sum(map(len, wanted.values()))
 
         def steps() -> Iterator[int]:
             done = 0
             for name, of_shape in wanted.items():
                 draft = random_draft(name, shape_of(name, parent), target, self.draft_dtype)
-                for count in measure(target, {name: draft}, of_shape, Path(self.out), self.rounds):
+                for count in measure(target, drafting({name: draft}), of_shape, Path(self.out), self.rounds):
                     yield done + count
                 done += self.rounds * len(of_shape)
 

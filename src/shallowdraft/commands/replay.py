@@ -13,7 +13,7 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.records import Record
-    from shallowdraft.replay.acceptance import Replay as Replayed
+    from shallowdraft.replay.acceptance import Acceptance
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
 
@@ -80,7 +80,7 @@ class Replay(DraftCommand):
         return 2 if failed else 0
 
 
-def _show(found: "list[Replayed]") -> None:
+def _show(found: "list[Acceptance]") -> None:
     from shallowdraft.commands.tables import new_table, table_console
 
     trace = found[0].trace

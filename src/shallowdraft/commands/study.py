@@ -1,22 +1,26 @@
-"""shallowdraft study: which draft, at which lookahead, how fast, and whether it pays."""
+"""shallowdraft study: which draft or other proposer, at which lookahead, how fast, and whether it pays."""
 
 import json
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand, Number, require_decoder_only
+from shallowdraft.commands.options import DraftCommand, Name, Number, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
+    from shallowdraft.models.model import Model
+    from shallowdraft.study.proposers import Proposer
     from shallowdraft.study.study import Row
     from shallowdraft.study.study import Study as Found
 
 NARROW = 100  # a narrower terminal does without the times
+
+Drafter = Literal["model", "tree", "ngram", "skip", "medusa"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +28,23 @@ class Study(DraftCommand):
     """Find the fastest draft and lookahead for a target on this machine: record, replay, profile, predict, verify live.
 
     All raw records are kept in the run's folder. Stopped half-way, the same command goes on; with another draft it
-    reuses the rest. Greedy decoding at batch 1.
+    reuses the rest. Greedy decoding at batch 1. With --drafters other ways to propose are compared too.
     Example: shallowdraft study --target DIR --drafts DIR1 DIR2 --prompts arena hellaswag --out run
     """
 
     target: str
     """Checkpoint folder, hub id or zoo name."""
-    drafts: tuple[str, ...]
-    """Drafts, named likewise."""
+    drafts: tuple[str, ...] = ()
+    """Drafts, named likewise, for the drafters model and tree."""
+    drafters: tuple[Drafter, ...] = ("model",)
+    """What proposes: each draft; each draft, branching into a tree; the text, where it repeats (ngram); the target
+    itself, parts of it skipped; heads on the target (medusa)."""
+    nodes: tuple[int, ...] = ()
+    """Sizes of trees to consider, of drafts and of heads. Default: 4 8 16."""
+    heads: Name = None
+    """Of the drafter medusa: what shallowdraft heads wrote. Default: the folder `heads` beside the target's weights."""
+    skips: Name = None
+    """Of the drafter skip: what skip-search wrote. Default: the second half of the layers."""
     prompts: tuple[str, ...]
     """Sets that ship with the package (mmlu, hellaswag, arena, spec-bench, humaneval, gsm8k, mt-bench, zoo), and files
     of {"prompt": …} lines."""
@@ -46,7 +59,7 @@ class Study(DraftCommand):
     rounds: int = 3
     """Samples of each timing."""
     live: int = 3
-    """How many drafts to run live in the end, each at its predicted best lookahead; 0: none."""
+    """How many of them to run live in the end, each at its predicted best; 0: none."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the result as one JSON object and nothing else on stdout."""
 
@@ -54,21 +67,25 @@ class Study(DraftCommand):
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
-        from shallowdraft.study.study import Plan, study
+        from shallowdraft.study.study import NODES, Plan, study
 
-        if not self.drafts or self.rounds < 1 or self.live < 0 or self.max_new_tokens < 2:
-            raise OptionError("give --drafts; --rounds is at least 1, --live at least 0, --max-new-tokens at least 2")
+        if self.rounds < 1 or self.live < 0 or self.max_new_tokens < 2:
+            raise OptionError("--rounds is at least 1, --live at least 0, --max-new-tokens at least 2")
+        self._check_drafters()
         plan = Plan(
             gather(self.prompts, self.limit),
             parse_lookaheads(self.lookaheads),
             self.max_new_tokens,
             rounds=self.rounds,
             live=self.live,
+            nodes=sorted(set(self.nodes)) or NODES,
         )
+        skips = self._skips()
         self.set_threads()
         require_decoder_only(self.target)
         target = sd.load(self.target, self.dtype, self.device)
-        found = study(target, self.load_draft, list(dict.fromkeys(self.drafts)), plan, Path(self.out), follow)
+        proposers, failed = self._proposers(target, skips)
+        found = study(target, proposers, plan, Path(self.out), follow, failed)
         for name, why in found.failed.items():
             print(f"error: {name} was left out: {why}", file=sys.stderr)
         if self.json_output:
@@ -76,6 +93,55 @@ class Study(DraftCommand):
         else:
             show(found, self.target, self.out)
         return 2 if found.failed else 0
+
+    def _check_drafters(self) -> None:
+        """Whether each has what it needs, and nothing is given in vain."""
+        from shallowdraft.models.tree import MOST_NODES
+        from shallowdraft.replay.ranks import DEEPEST
+
+        chosen = set(self.drafters)
+        if not chosen:
+            raise OptionError("--drafters is empty; name model, tree, ngram, skip or medusa")
+        for option, given, takers in (
+            ("--drafts", bool(self.drafts), {"model", "tree"}),
+            ("--nodes", bool(self.nodes), {"tree", "medusa"}),
+            ("--heads", self.heads is not None, {"medusa"}),
+            ("--skips", self.skips is not None, {"skip"}),
+        ):
+            if given and not chosen & takers:
+                raise OptionError(f"{option} is for --drafters {' or '.join(sorted(takers))}")
+        if chosen & {"model", "tree"} and not self.drafts:
+            raise OptionError("give --drafts; the drafters model and tree need them, ngram, skip and medusa do not")
+        if not all(1 <= count <= MOST_NODES for count in self.nodes):
+            raise OptionError(f"--nodes is {' '.join(map(str, self.nodes))}; a tree has 1 to {MOST_NODES}")
+        if "tree" in chosen and self.max_new_tokens <= DEEPEST:
+            raise OptionError(f"the drafter tree chooses trees by outputs of more than {DEEPEST} --max-new-tokens")
+
+    def _skips(self) -> tuple[int, ...] | None:
+        if self.skips is None:
+            return None
+        from shallowdraft.study.skips import read_trials
+
+        return read_trials(Path(self.skips))[0].skips
+
+    def _proposers(self, target: "Model", skips: tuple[int, ...] | None) -> "tuple[list[Proposer], dict[str, str]]":
+        """In the order of --drafters; and drafts that cannot be loaded, with the reason."""
+        import shallowdraft as sd
+        from shallowdraft.study import proposers
+
+        def heads() -> "Proposer":
+            return proposers.guessing(target, sd.load_heads(target, self.heads), self.heads or "heads")
+
+        alone = {
+            "ngram": lambda: proposers.copying(target),
+            "skip": lambda: proposers.skipping(target, skips),
+            "medusa": heads,
+        }
+        of_draft = {"model": proposers.drafting_model, "tree": proposers.branching_model}
+        found = {name: [make()] for name, make in alone.items() if name in self.drafters}
+        drafts, failed = proposers.load_drafts(target, self.load_draft, list(dict.fromkeys(self.drafts)))
+        found |= {name: [make(draft) for draft in drafts] for name, make in of_draft.items() if name in self.drafters}
+        return [one for name in dict.fromkeys(self.drafters) for one in found[name]], failed
 
 
 def parse_lookaheads(text: str) -> list[int]:
@@ -102,7 +168,10 @@ def show(found: "Found", target: str, out: str) -> None:
     for row in found.rows:
         table.add_row(*_cells(row, narrow=narrow))
     console.print(table)
-    console.print("d: lookahead; TAR: tokens an iteration; needs: the TAR at which it breaks even", style="dim")
+    console.print(
+        "d: lookahead, or nodes of a tree; TAR: tokens an iteration; needs: the TAR at which it breaks even",
+        style="dim",
+    )
     console.print(f"[bold]{found.verdict}[/bold]", soft_wrap=True)
     fall = found.rows[0].prediction.waterfall
     console.print(
@@ -124,8 +193,8 @@ def _cells(row: "Row", *, narrow: bool) -> tuple[str, ...]:
     live = f"{row.live.speed_up:.2f}x ({row.live.interval[0]:.2f}–{row.live.interval[1]:.2f})" if row.live else ""
     times = () if narrow else (f"{one.iteration.draft_s * 1e3:.2f}", f"{one.iteration.target_s * 1e3:.2f}")
     return (
-        row.draft,
-        str(one.lookahead),
+        row.proposer.name,
+        f"{one.nodes} nodes" if one.nodes else str(one.lookahead),
         f"{one.tar:.2f}",
         f"{one.break_even_tar:.2f}",
         *times,

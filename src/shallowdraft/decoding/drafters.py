@@ -4,9 +4,10 @@ Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buf
 """
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shallowdraft.decoding.pace import Confidence
@@ -18,7 +19,10 @@ from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.tree import Tree
 
-LONGEST_MATCH = 4  # tokens at the end of a text that are looked for further up
+LONGEST_MATCH = 8  # tokens at the end of a text that are looked for further up
+
+Text = NDArray[Any]
+"""Token ids."""
 
 
 class Drafter(Protocol):
@@ -63,30 +67,63 @@ class NoDrafter:
 
 
 class NgramDrafter(NoDrafter):
-    """Copies what followed the last time the text's last tokens stood there: no model, next to no time."""
+    """Copies what followed the last time the text's last tokens stood there: no model, next to no time.
 
-    def __init__(self, lookahead: int, sampling: Sampling, vocab: int) -> None:
+    As many tokens as matched, in a batch as in the row with the longest match. On a GPU, where shapes never change, and
+    if they are to be `whole`, proposals are as long as the lookahead.
+    """
+
+    def __init__(self, lookahead: int, sampling: Sampling, vocab: int, *, whole: bool = False) -> None:
         self.lookahead = self.nodes = lookahead
-        self._vocab = None if sampling.greedy else vocab
+        self._vocab, self._whole = None if sampling.greedy else vocab, whole
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
-        proposed = copied(state.tokens[:, : state.span], state.length, uniforms.shape[1])
+        most = uniforms.shape[1]
+        if state.tokens.is_cuda:
+            proposed = copied(state.tokens, state.length, most)
+        else:
+            texts = [text[:length] for text, length in zip(state.tokens.numpy(), state.length.tolist(), strict=True)]
+            found = [earlier(text) for text in texts]
+            # The length depends on nothing but what was emitted: under sampling it changes no law.
+            count = most if self._whole else min(most, max(matched for _, matched in found))
+            ahead = [onward(text, start, count) for text, (start, _) in zip(texts, found, strict=True)]
+            proposed = torch.tensor(ahead, dtype=torch.int64)
         # Nothing is drawn: each token has all the probability of its law.
         q = None if self._vocab is None else torch.nn.functional.one_hot(proposed, self._vocab).float()
         return Proposal(proposed, q)
 
 
-def copied(tokens: Tensor, length: Tensor, count: int) -> Tensor:
-    """Texts in tokens [B, S], so long [B] -> `count` tokens [B, count] after the latest of the longest earlier matches
-    of their end; once that has caught up with the end it goes round, and without a match the last token repeats.
+def earlier(text: Text) -> tuple[int, int]:
+    """Where the latest of the longest earlier matches of a text's end goes on, and how many tokens match: without any
+    the last token, and 0.
     """
+    data, width = text.tobytes(), text.itemsize  # a third of the time of comparing arrays
+    start, matched, end = len(text) - 1, 0, len(data) - width
+    while matched < LONGEST_MATCH:
+        wanted = data[-(matched + 1) * width :]
+        at = data.rfind(wanted, 0, end)
+        while at > 0 and at % width:  # across tokens
+            at = data.rfind(wanted, 0, at + len(wanted) - 1)
+        if at < 0:
+            break
+        end = at + len(wanted)
+        start, matched = end // width, matched + 1
+    return start, matched
+
+
+def onward(text: Text, start: int, count: int) -> list[int]:
+    """So many tokens from a place on; once they have caught up with the text's end they go round."""
+    found: list[int] = text[start : start + count].tolist()
+    return (found * count)[:count]
+
+
+def copied(tokens: Tensor, length: Tensor, count: int) -> Tensor:
+    """`earlier` and `onward` for texts in tokens [B, S], so long [B], without a look at a value -> [B, count]."""
     slot = torch.arange(tokens.shape[1], device=tokens.device)
-    matched = torch.zeros_like(tokens)  # how many of the tokens before each slot are those before the end
-    same = slot < length[:, None]
-    for back in range(1, LONGEST_MATCH + 1):
-        end = tokens.gather(1, (length[:, None] - back).clamp(min=0))
-        same = same & (tokens.roll(back, 1) == end) & (slot >= back)
-        matched += same
+    before = torch.nn.functional.pad(tokens, (LONGEST_MATCH, 0), value=-1)
+    end = before.gather(1, length[:, None] + torch.arange(LONGEST_MATCH, device=tokens.device))
+    same = before.unfold(1, LONGEST_MATCH, 1)[:, :-1] == end[:, None]  # [B, S, LONGEST_MATCH]
+    matched = same.flip(-1).cumprod(-1).sum(-1) * (slot < length[:, None])
     best = (matched * len(slot) + slot * (matched > 0)).argmax(1)
     start = torch.where(matched.amax(1) > 0, best, length - 1)[:, None]
     ahead = torch.arange(count, device=tokens.device) % (length[:, None] - start)

@@ -82,6 +82,8 @@ class Settings:
     seed: int = 0
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] | None = None
+    whole: bool = False
+    """Whether n-grams propose as many tokens as they may, however few matched: to time that."""
 
     def __post_init__(self) -> None:
         whole = isinstance(self.lookahead, int) and 1 <= self.lookahead <= MAX_LOOKAHEAD
@@ -197,10 +199,10 @@ def generate(
     Other drafters: "tree": the draft branches into `nodes`=16 tokens, `lookahead` deep, or into a given `tree`.
     "several": it draws as many chains as `nodes` allows. "skip": no draft, the target without the parts that `skips`
     names, 2 i for the attention of layer i and 2 i + 1 for its FFN, by default the second half of its layers. "ngram":
-    no draft, the text itself proposes where it repeats. "medusa": no draft, `heads` on the target (sd.load_heads)
-    propose a tree of `nodes`, no deeper than there are heads. acceptance=None (a share): a draft, or "skip", goes on
-    only while it is sure enough for so much of what it proposes to be kept. rule="token" ("block": drawn proposals are
-    judged as a whole, which accepts more).
+    no draft, the text itself proposes where it repeats, on a CPU as many tokens as match. "medusa": no draft, `heads`
+    on the target (sd.load_heads) propose a tree of `nodes`, no deeper than there are heads. acceptance=None (a share):
+    a draft, or "skip", goes on only while it is sure enough for so much of what it proposes to be kept. rule="token"
+    ("block": drawn proposals are judged as a whole, which accepts more).
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -454,7 +456,7 @@ def _pace(settings: Settings) -> Pace | Confidence | None:
 def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -> Drafter:
     draft, lookahead = settings.draft, settings.longest_lookahead
     if settings.drafter == "ngram":
-        return NgramDrafter(lookahead, settings.sampling, target.shape.vocab)
+        return NgramDrafter(lookahead, settings.sampling, target.shape.vocab, whole=settings.whole)
     if settings.drafter == "skip":
         skips = early_exit(target.shape.layers) if settings.skips is None else settings.skips
         return SkipDrafter(target.decoder, skips, lookahead, settings.sampling, confidence)

@@ -64,6 +64,6 @@ def time_beside_plain(
 
 
 def _endless(target: Model, prompts: list[list[int]], settings: Settings, iterations: int) -> Run:
-    """A run that has not ended after so many iterations."""
+    """A run that has not ended after so many iterations, each with a whole proposal."""
     most = 1 + (iterations + 2) * (settings.longest_lookahead + 1)
-    return Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=()))
+    return Run(target, prompts, replace(settings, max_new_tokens=most, stop_tokens=(), whole=True))

@@ -1,4 +1,4 @@
-"""Profiles: seconds of iterations at every draft, lookahead, context and batch, each measured beside plain decoding.
+"""Profiles: seconds of iterations in every way, at every context and batch, each measured beside plain decoding.
 
 Machines are shared and change under us: the cores of a virtual machine move, neighbours come and go, and plain decoding
 and verification do not suffer alike. So iterations stand between plain tokens. Their time, and those of handing a cache
@@ -18,15 +18,16 @@ import numpy as np
 import torch
 
 from shallowdraft.cost import Iteration
-from shallowdraft.decoding.generation import Options
+from shallowdraft.decoding.generation import DrafterName, Options
 from shallowdraft.decoding.timing import MachineState, time_beside_plain
+from shallowdraft.decoding.ways import Way, Whose
 from shallowdraft.errors import RecordError
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records, processor
 
 KIND = "profile"
 PARTS = ("draft_s", "target_s", "rest_s")
-ANY = ""  # stands for all drafts
+ANY = ""  # stands for all draft models
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -45,6 +46,18 @@ class Point:
     lookahead: int
     context: int
     batch: int
+    drafter: DrafterName = "model"
+    tree: tuple[int, ...] = ()
+
+    @property
+    def way(self) -> Way:
+        return Way(self.draft, self.lookahead, self.drafter, self.tree)
+
+
+Timed = tuple[DrafterName, str, tuple[int, ...]]
+"""Whose times: a drafter, which one (or ANY), and its tree."""
+Alike = tuple[DrafterName, int]
+ALL_DRAFTS: Timed = ("model", ANY, ())
 
 
 @dataclass(frozen=True)
@@ -56,10 +69,21 @@ class Profile:
 
     @property
     def drafts(self) -> list[str]:
-        return list(dict.fromkeys(point.draft for point in self.samples))
+        """Draft models."""
+        return list(dict.fromkeys(point.draft for point in self.samples if point.drafter == "model"))
 
     def lookaheads(self, draft: str) -> list[int]:
-        return sorted({point.lookahead for point in self.samples if draft in (point.draft, ANY)})
+        return self._lookaheads(("model", draft, ()))
+
+    def _lookaheads(self, whose: Timed) -> list[int]:
+        return sorted({point.lookahead for point in self.samples if whose in _counted_for(point)})
+
+    def covers(self, way: Way) -> bool:
+        """Whether it was timed, or one that proposes more."""
+        timed = self._lookaheads((way.drafter, way.draft, way.tree))
+        if not timed:
+            raise RecordError(f"the profile has no times of {way.draft}; measure it first")
+        return way.lookahead <= max(timed)
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Seconds a token of plain decoding."""
@@ -70,13 +94,19 @@ class Profile:
         return self._at(context, {one: median(times) for one, times in by_context.items()})
 
     def iteration(
-        self, draft: str, lookahead: float, context: float, batch: int = 1, state: MachineState | None = None
+        self, draft: str, lookahead: int, context: float, batch: int = 1, state: MachineState | None = None
     ) -> Iteration:
+        """Seconds of an iteration with a draft model."""
+        return self.iteration_of(Way(draft, lookahead), context, batch, state)
+
+    def iteration_of(self, way: Way, context: float, batch: int = 1, state: MachineState | None = None) -> Iteration:
         """Seconds of an iteration, between the measured contexts and lookaheads on a straight line.
 
         On the machine as it is then and there; without a state, as it was while profiling.
         """
-        whose = {"draft_s": draft, "target_s": ANY, "rest_s": draft}  # all drafts are verified alike
+        lookahead, own = way.lookahead, (way.drafter, way.draft, way.tree)
+        verified: Timed = ALL_DRAFTS if way.drafter == "model" else own
+        whose: dict[str, Timed] = {"draft_s": own, "target_s": verified, "rest_s": own}
         met = state and self._nearest_met(state)
         ratios = (self._ratio(part, whose[part], lookahead, context, batch, met) for part in PARTS)
         plain_s = state.plain_s if state else self.plain_s(context, batch)
@@ -84,21 +114,16 @@ class Profile:
 
     def target_s(self, lookahead: int, context: float, batch: int = 1) -> float:
         """Seconds in which the target verifies so many draft tokens: a pass of one token more."""
-        return self._ratio("target_s", ANY, lookahead, context, batch, None) * self.plain_s(context, batch)
+        return self._ratio("target_s", ALL_DRAFTS, lookahead, context, batch, None) * self.plain_s(context, batch)
 
     def rest_s(self, lookahead: int, context: float, batch: int = 1) -> float:
         """Seconds of an iteration beside drafting and verifying."""
-        return self._ratio("rest_s", ANY, lookahead, context, batch, None) * self.plain_s(context, batch)
+        return self._ratio("rest_s", ALL_DRAFTS, lookahead, context, batch, None) * self.plain_s(context, batch)
 
     def pass_s(self, context: int, batch: int = 1) -> float:
         """Seconds of the target's pass over one token."""
         of_place = (rows for point, rows in self.samples.items() if (point.context, point.batch) == (context, batch))
         return float(median(row["pass_s"] for rows in of_place for row in rows))
-
-    def iterations(self, draft: str, context: float, batch: int = 1) -> dict[int, Iteration]:
-        """At every lookahead up to the longest that was measured."""
-        longest = max(self.lookaheads(draft))
-        return {d: self.iteration(draft, d, context, batch) for d in range(1, longest + 1)}
 
     def spread(self, draft: str) -> float:
         """Half the distance of the quartiles of an iteration over a plain token, relative to it: the median point's."""
@@ -108,7 +133,9 @@ class Profile:
             low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
             return float((high - low) / 2 / middle)
 
-        return median(of_point(found) for point, found in self.samples.items() if point.draft == draft)
+        return median(
+            of_point(found) for point, found in self.samples.items() if point.way == Way(draft, point.lookahead)
+        )
 
     def _nearest_met(self, state: MachineState) -> MachineState:
         """The state, or what came nearest to it while profiling; what is unknown stays so."""
@@ -124,27 +151,27 @@ class Profile:
         return {name: (float(found[name].min()), float(found[name].max())) for name in NEAR}
 
     def _ratio(
-        self, part: str, draft: str, lookahead: float, context: float, batch: int, state: MachineState | None
+        self, part: str, whose: Timed, lookahead: int, context: float, batch: int, state: MachineState | None
     ) -> float:
         by_context = {
             one: self._at(
                 lookahead,
                 {
-                    d: _median(found, part, state, self._slopes[part, d] if state else {})
+                    d: _median(found, part, state, self._slopes[part, _alike(whose, d)] if state else {})
                     for d, found in by_lookahead.items()
                 },
             )
-            for one, by_lookahead in self._times.get((draft, batch), {}).items()
+            for one, by_lookahead in self._times.get((whose, batch), {}).items()
         }
         return self._at(context, by_context)
 
     @cached_property
-    def _times(self) -> dict[tuple[str, int], dict[int, dict[int, dict[str, Floats]]]]:
-        """Samples by draft (or ANY) and batch, then context, then lookahead."""
-        rows: dict[tuple[str, int], dict[int, dict[int, list[Record]]]] = {}
+    def _times(self) -> dict[tuple[Timed, int], dict[int, dict[int, dict[str, Floats]]]]:
+        """Samples by whose they are and batch, then context, then lookahead."""
+        rows: dict[tuple[Timed, int], dict[int, dict[int, list[Record]]]] = {}
         for point, found in self.samples.items():
-            for draft in (point.draft, ANY):
-                by_context = rows.setdefault((draft, point.batch), {})
+            for whose in _counted_for(point):
+                by_context = rows.setdefault((whose, point.batch), {})
                 by_context.setdefault(point.context, {}).setdefault(point.lookahead, []).extend(found)
         return {
             key: {context: {d: _columns(found) for d, found in of.items()} for context, of in by_context.items()}
@@ -152,16 +179,16 @@ class Profile:
         }
 
     @cached_property
-    def _slopes(self) -> dict[tuple[str, int], dict[str, float]]:
+    def _slopes(self) -> dict[tuple[str, Alike], dict[str, float]]:
         """How a part's ratio to a plain token follows the state, by part and lookahead: over all drafts and contexts.
 
         So that a state which hardly occurred at one point is known from the others.
         """
-        groups: dict[tuple[str, int], list[dict[str, Floats]]] = {}
-        for (draft, _), by_context in self._times.items():
+        groups: dict[tuple[str, Alike], list[dict[str, Floats]]] = {}
+        for (whose, _), by_context in self._times.items():
             for lookahead, found in ((d, one) for of in by_context.values() for d, one in of.items()):
-                for part in ("target_s",) if draft == ANY else ("draft_s", "rest_s"):
-                    groups.setdefault((part, lookahead), []).append(found)
+                for part in _known_from(whose):
+                    groups.setdefault((part, _alike(whose, lookahead)), []).append(found)
         return {key: _slope(found, key[0]) for key, found in groups.items()}
 
     def _at(self, where: float, values: Mapping[int, float]) -> float:
@@ -169,6 +196,26 @@ class Profile:
             raise RecordError("the profile has no such measurement; measure that draft and batch size first")
         known = sorted(values)
         return float(np.interp(where, known, [values[one] for one in known]))
+
+
+def _counted_for(point: Point) -> list[Timed]:
+    """All draft models are verified alike, so that their times count for all of them too."""
+    own: Timed = (point.drafter, point.draft, point.tree)
+    return [own, ALL_DRAFTS] if point.drafter == "model" else [own]
+
+
+def _alike(whose: Timed, lookahead: int) -> Alike:
+    """What follows the state of the machine as it does: of draft models those at its lookahead; of other drafters, for
+    which there are fewer samples, all ways.
+    """
+    return whose[0], lookahead if whose[0] == "model" else 0
+
+
+def _known_from(whose: Timed) -> tuple[str, ...]:
+    """Parts of an iteration."""
+    if whose[0] != "model":
+        return PARTS
+    return ("target_s",) if whose == ALL_DRAFTS else ("draft_s", "rest_s")
 
 
 def _columns(rows: Sequence[Record]) -> dict[str, Floats]:
@@ -223,10 +270,11 @@ def _median(found: dict[str, Floats], part: str, state: MachineState | None, slo
     return float(np.interp(0.5, (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum(), ratios[order]))
 
 
-def points(
-    drafts: Sequence[str], lookaheads: Sequence[int], contexts: Sequence[int], batches: Sequence[int]
-) -> list[Point]:
-    return [Point(*one) for one in product(drafts, lookaheads, contexts, batches)]
+def points(ways: Sequence[Way], contexts: Sequence[int], batches: Sequence[int]) -> list[Point]:
+    return [
+        Point(way.draft, way.lookahead, context, batch, way.drafter, way.tree)
+        for way, context, batch in product(ways, contexts, batches)
+    ]
 
 
 def about(target: Model) -> Record:
@@ -253,35 +301,35 @@ def device_name(device: torch.device) -> str:
 
 
 def measure(
-    target: Model, drafts: Mapping[str, Model], wanted: Sequence[Point], path: Path, rounds: int
+    target: Model, proposers: Mapping[Whose, Options], wanted: Sequence[Point], path: Path, rounds: int
 ) -> Iterator[int]:
     """Write a profile, rounds over all points; yields how many points are done. What is there is not done again.
 
-    Lookaheads of a draft take turns with each other and with plain decoding.
+    Ways of a proposer take turns with each other and with plain decoding.
     """
     file = Records.open(path, KIND, about(target))
     done = {(_point(row), row["round"], row["turn"]) for row in file}
-    groups: dict[tuple[str, int, int], list[Point]] = {}
+    groups: dict[tuple[str, str, int, int], list[Point]] = {}
     for point in wanted:
-        groups.setdefault((point.draft, point.context, point.batch), []).append(point)
+        groups.setdefault((point.drafter, point.draft, point.context, point.batch), []).append(point)
     count = 0
     for number in range(rounds):
         for group in groups.values():
             left = [point for point in group if any((point, number, turn) not in done for turn in range(TURNS))]
-            for row in _sample(target, drafts, left) if left else ():
+            for row in _sample(target, proposers, left) if left else ():
                 if (_point(row), number, row["turn"]) not in done:
                     file.append(row | {"round": number})
             count += len(group)
             yield count
 
 
-def _sample(target: Model, drafts: Mapping[str, Model], group: Sequence[Point]) -> Iterator[Record]:
+def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[Point]) -> Iterator[Record]:
     """Mean seconds of some iterations of each point and of plain decoding beside it, by turn."""
     context, batch = group[0].context, group[0].batch
-    draft = drafts[group[0].draft]
+    ways = [point.way.options(proposers) for point in group]
+    draft = ways[0].get("draft") or target
     draws = torch.Generator().manual_seed(context)
     prompts = torch.randint(min(target.shape.vocab, draft.shape.vocab), (batch, context), generator=draws).tolist()
-    ways = [Options(draft=draft, lookahead=point.lookahead) for point in group]
     samples = time_beside_plain(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS)
     for turn, found in enumerate(samples):
         for point, (plain, times, state) in zip(group, found, strict=True):
@@ -299,7 +347,8 @@ def _sample(target: Model, drafts: Mapping[str, Model], group: Sequence[Point]) 
 
 
 def _point(row: Record) -> Point:
-    return Point(row["draft"], row["lookahead"], row["context"], row["batch"])
+    (point,) = points([Way.of(row)], [row["context"]], [row["batch"]])
+    return point
 
 
 def read_profile(path: Path) -> Profile:

@@ -1,7 +1,8 @@
 """Replay for token trees: from where the target's tokens stand among a draft's choices, what any tree would keep.
 
 While a path of the tree is accepted the draft's context is the target's own text, so one teacher-forced pass gives the
-rank of every token, and with it, exactly, each greedy iteration of every tree.
+rank of every token, and with it, exactly, each greedy iteration of every tree. For heads one of the target gives the
+ranks of what follows among all of their guesses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +11,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shallowdraft.decoding.generation import Settings
+from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import OptionError
+from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.heads import Heads
 from shallowdraft.models.model import Model
 from shallowdraft.models.tree import Tree, best_tree, chances
-from shallowdraft.replay.traces import Output, Trace, predictions
+from shallowdraft.replay.replays import Counted
+from shallowdraft.replay.traces import Output, Trace, hidden_states, predictions, require_greedy
+from shallowdraft.replay.walk import steps
 
 DEEPEST = 12  # that a tree is chosen for
 
@@ -35,28 +42,36 @@ class Ranks:
             raise OptionError(f"the trace has no output of more than {DEEPEST} tokens; record longer ones")
         return best_tree(chances(torch.tensor(windows)), nodes)
 
+    def kept(self, tree: Tree) -> list[list[int]]:
+        """For each output, the draft tokens that an iteration keeps which begins at each place."""
+        depth = tree.depth
+        return [
+            [tree.followed(row[at : at + depth]) if at + depth <= room else 0 for at in range(len(row))]
+            for row, room in zip(self.ranks, self.room, strict=True)
+        ]
+
     def iterations(self, tree: Tree) -> list[list[int]]:
         """For each output, the draft tokens that each iteration keeps."""
-        return [_kept(tree, row, room) for row, room in zip(self.ranks, self.room, strict=True)]
+        return [steps(row) for row in self.kept(tree)]
 
     def tar(self, tree: Tree) -> float:
         kept = self.iterations(tree)
         return sum(map(len, self.ranks)) / max(1, sum(map(len, kept)))
 
 
-def _kept(tree: Tree, ranks: Sequence[int], room: int) -> list[int]:
-    found, at = [], 0
-    while at < len(ranks):
-        found.append(tree.followed(ranks[at : at + tree.depth]) if at + tree.depth <= room else 0)
-        at += found[-1] + 1
-    return found
+def replay_trees(draft: Model, trace: Trace, nodes: Sequence[int], *, fits: bool = False) -> Counted:
+    """The best tree of each number of nodes; `fits` as for `replay`."""
+    ranks = replay_ranks(draft, trace, fits=fits)
+    trees = {count: ranks.tree(count) for count in nodes}
+    ways = {count: Way(draft.name, tree.depth, "tree", tree.parents) for count, tree in trees.items()}
+    return Counted(draft.name, trace, ways, {count: ranks.kept(tree) for count, tree in trees.items()})
 
 
-def replay_ranks(draft: Model, trace: Trace) -> Ranks:
+def replay_ranks(draft: Model, trace: Trace, *, fits: bool = False) -> Ranks:
     """One pass over every output."""
-    if not trace.sampling.greedy:
-        raise OptionError("the trace was sampled; a tree is chosen by a greedy one (record without --temperature)")
-    trace.require_vocabulary(draft)
+    require_greedy(trace)
+    if not fits:
+        trace.require_vocabulary(draft)
     vocab = min(trace.vocabulary["size"], draft.shape.vocab)
     found = []
     for output in trace.outputs:
@@ -71,3 +86,28 @@ def _ranks(draft: Model, output: Output, vocab: int) -> Iterator[Tensor]:
         logits = logits[:, :vocab]
         chosen = logits.gather(1, tokens.clamp(max=vocab - 1)[:, None])
         yield torch.where(tokens < vocab, (logits > chosen).sum(1), vocab).cpu()
+
+
+def replay_heads(target: Model, heads: Heads, name: str, trace: Trace, nodes: Sequence[int]) -> Counted:
+    """The trees that heads propose, by how many nodes they have: one pass of the target over every output."""
+    require_greedy(trace)
+    ranks = [_guessed(target.decoder, heads, output) for output in trace.outputs]
+    trees = {n: Settings(drafter="medusa", heads=heads, nodes=n).shape_of_tree(target.shape.vocab) for n in nodes}
+    ways = {count: Way(name, tree.depth, "medusa", tree.parents) for count, tree in trees.items()}
+    kept = {n: [[tree.followed(row[: tree.depth]) for row in one] for one in ranks] for n, tree in trees.items()}
+    return Counted(name, trace, ways, kept)
+
+
+@torch.inference_mode()
+def _guessed(target: Decoder, heads: Heads, output: Output) -> list[list[int]]:
+    """Of every place behind the first token: the ranks of what follows there among the guesses of each head, from the
+    hidden state that is known, the one before the token before.
+    """
+    hidden = torch.cat([chunk for chunk, _ in hidden_states(target, output, first=0)])[:-1]
+    text = torch.tensor(output.output, device=hidden.device)
+    found = []
+    for ahead, guesses in enumerate(heads(hidden).unbind(1), 1):
+        logits = target.head(guesses)  # [T, V]
+        wanted = text[ahead:].unsqueeze(1)
+        found.append((logits[: len(wanted)] > logits[: len(wanted)].gather(1, wanted)).sum(1).tolist())
+    return [[of_head[at] for of_head in found if at < len(of_head)] for at in range(len(hidden))]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shallowdraft.decoding.generation import generate
 from shallowdraft.decoding.sampling import Sampling, probabilities
-from shallowdraft.errors import PromptError, RecordError, VocabularyError
+from shallowdraft.errors import OptionError, PromptError, RecordError, VocabularyError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 from shallowdraft.models.vocabulary import vocabulary_of
@@ -70,6 +70,12 @@ class Trace:
             f"{draft.name} does not have the tokenizer of {self.target}, whose trace this is; "
             "use a draft with the target's tokenizer"
         )
+
+
+def require_greedy(trace: Trace) -> None:
+    """For what is known exactly of greedy decoding alone."""
+    if not trace.sampling.greedy:
+        raise OptionError("the trace was sampled; here a greedy one is needed (record without --temperature)")
 
 
 def read_trace(path: Path) -> Trace:
@@ -164,7 +170,14 @@ def _continue(
 
 @torch.inference_mode()
 def predictions(decoder: Decoder, output: Output, *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """One teacher-forced pass: logits [T, V] for the output's tokens from the `first` on, and these tokens [T].
+    """One teacher-forced pass: logits [T, V] for the output's tokens from the `first` on, and these tokens [T]."""
+    for hidden, tokens in hidden_states(decoder, output, first=first):
+        yield decoder.head(hidden), tokens
+
+
+@torch.inference_mode()
+def hidden_states(decoder: Decoder, output: Output, *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """One teacher-forced pass: hidden states [T, C] before the output's tokens from the `first` on, and these [T].
 
     In chunks; it ends where the model's context does.
     """
@@ -178,7 +191,7 @@ def predictions(decoder: Decoder, output: Output, *, first: int) -> Iterator[tup
         hidden = decoder(ids[None, start:stop], positions, cache, stop)[0]
         skip = max(0, behind - start)
         if skip < stop - start:
-            yield decoder.head(hidden[skip:]), ids[start + skip + 1 : stop + 1]
+            yield hidden[skip:], ids[start + skip + 1 : stop + 1]
 
 
 def _likelihoods(target: Model, output: Output, sampling: Sampling) -> Iterator[Tensor]:

@@ -17,9 +17,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Walk:
-    """What speculation does with each sequence at each lookahead, on average over its random choices."""
+    """What speculation does with each sequence at each size of a proposal, on average over its random choices."""
 
-    lookaheads: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """Lookaheads, or how many nodes a tree has."""
     emitted: Floats
     """[N] tokens that iterations yield."""
     iterations: Floats
@@ -27,16 +28,19 @@ class Walk:
     reached: Floats
     """[N, D, largest lookahead] expected iterations that keep at least 1, 2, … draft tokens."""
 
+    def at(self, size: int) -> Floats:
+        """Iterations [N] at one size."""
+        return self.iterations[:, self.sizes.index(size)]
+
     def tar(self, rows: NDArray[np.int64] | slice = slice(None)) -> Floats:
         """Tokens an iteration [..., D] of sequences together: a quotient of sums, never a mean of quotients."""
         emitted, iterations = self.emitted[rows].sum(-1), self.iterations[rows].sum(-2)
         return np.asarray(emitted[..., None] / np.where(iterations > 0, iterations, 1.0)).clip(min=1.0)
 
-    def acceptance_by_position(self, lookahead: int) -> Floats:
-        """Share of iterations [lookahead] that keep at least 1, 2, … draft tokens."""
-        column = self.lookaheads.index(lookahead)
-        kept = self.reached[:, column, :lookahead].sum(0)
-        return np.asarray(kept / max(1.0, self.iterations[:, column].sum()))
+    def acceptance_by_position(self, size: int) -> Floats:
+        """Share of iterations that keep at least 1, 2, … draft tokens."""
+        kept = self.reached[:, self.sizes.index(size), :size].sum(0)
+        return np.asarray(kept / max(1.0, self.at(size).sum()))
 
 
 def walk(accepted: Sequence[Sequence[float] | Floats], lookaheads: Sequence[int], room: Sequence[int]) -> Walk:
@@ -78,3 +82,17 @@ def iterations_of(matched: Sequence[bool], lookahead: int, room: int) -> list[in
         kept.append(run)
         token += run + 1
     return kept
+
+
+def places(kept: Sequence[int]) -> list[int]:
+    """Where greedy iterations begin, if one that begins at each place keeps so many draft tokens."""
+    found, at = [], 0
+    while at < len(kept):
+        found.append(at)
+        at += kept[at] + 1
+    return found
+
+
+def steps(kept: Sequence[int]) -> list[int]:
+    """Draft tokens that each greedy iteration keeps, likewise."""
+    return [kept[at] for at in places(kept)]

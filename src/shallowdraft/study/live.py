@@ -11,6 +11,7 @@ import numpy as np
 from shallowdraft.decoding.divergence import explain
 from shallowdraft.decoding.generation import Options, generate
 from shallowdraft.decoding.timing import MachineState, state_of
+from shallowdraft.decoding.ways import Way, Whose
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
@@ -23,17 +24,9 @@ Key = tuple[str, str]
 """Set and id of a prompt."""
 
 
-@dataclass(frozen=True, order=True)
-class Way:
-    """A draft at a lookahead."""
-
-    draft: str
-    lookahead: int
-
-
 def run_live(
     target: Model,
-    drafts: Mapping[str, Model],
+    proposers: Mapping[Whose, Options],
     ways: Sequence[Way],
     outputs: Sequence[Output],
     path: Path,
@@ -44,7 +37,7 @@ def run_live(
 ) -> Iterator[int]:
     """Decode every prompt in every way, between plain runs; yields how many are done. Nothing is done twice."""
     file = Records.open(path, KIND, about)
-    done = {(row["set"], row["id"], row["round"], _way(row)) for row in file}
+    done = {(row["set"], row["id"], row["round"], Way.of(row)) for row in file}
     total = rounds * len(outputs) * len(ways)
     turns = [
         (output, [way for way in ways if (output.set, output.id, number, way) not in done], number)
@@ -55,8 +48,7 @@ def run_live(
     for output, left, number in turns:
         before = _state(target, output, max_new_tokens) if left else None
         for way in left:
-            options = Options(draft=drafts[way.draft], lookahead=way.lookahead, max_new_tokens=max_new_tokens)
-            made = _decode(target, output, options)
+            made = _decode(target, output, way.options(proposers), max_new_tokens)
             after = _state(target, output, max_new_tokens)
             states = {"states": [asdict(state) for state in (before, after) if state]}
             file.append({"set": output.set, "id": output.id, "round": number} | asdict(way) | made | states)
@@ -71,11 +63,8 @@ def _state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
     return state_of(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
 
 
-def _way(row: Record) -> Way:
-    return Way(row["draft"], row["lookahead"])
-
-
-def _decode(target: Model, output: Output, options: Options) -> Record:
+def _decode(target: Model, output: Output, options: Options, max_new_tokens: int) -> Record:
+    options["max_new_tokens"] = max_new_tokens
     run = generate(target, output.prompt, **options)
     difference = explain(target, output.prompt, output.output, run.token_ids)
     return {
@@ -111,7 +100,7 @@ def measured(path: Path) -> dict[Way, Measured]:
     """By way; the speed-up is a ratio of sums over prompts, its interval a bootstrap over them."""
     found: dict[Way, dict[Key, list[Record]]] = {}
     for row in Records.read(path, KIND):
-        found.setdefault(_way(row), {}).setdefault((row["set"], row["id"]), []).append(row)
+        found.setdefault(Way.of(row), {}).setdefault((row["set"], row["id"]), []).append(row)
     return {way: _compare(by_prompt) for way, by_prompt in found.items()}
 
 

@@ -19,6 +19,7 @@ from shallowdraft.building.corpus import TokenStore, empty_store, open_store, wr
 from shallowdraft.building.jobs import Distil
 from shallowdraft.building.training import Recipe, Step, rows_at_once, usual_rate
 from shallowdraft.building.workshop import Workshop, prune_by_importance
+from shallowdraft.decoding.ways import Way, drafting
 from shallowdraft.errors import OptionError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
@@ -175,8 +176,9 @@ class Search:
             replace(self.parents[candidate.parent], decoder=decoder).save(partial)
             partial.rename(out)
         draft = replace(self.load_draft(str(out)), name=candidate.name)
-        wanted = points([candidate.name], timed_at(self.lookaheads), [round(self.trace.mean_context)], [1])
-        steps = measure(self.engine, {candidate.name: draft}, wanted, self.profile, self.rounds)
+        ways = [Way(candidate.name, lookahead) for lookahead in timed_at(self.lookaheads)]
+        wanted = points(ways, [round(self.trace.mean_context)], [1])
+        steps = measure(self.engine, drafting({candidate.name: draft}), wanted, self.profile, self.rounds)
         self.follow(f"timing {candidate.name}", steps, self.rounds * len(wanted))
         found = replay(draft, self.trace)
         best = cost.best(forecast(found, read_profile(self.profile), self.lookaheads))

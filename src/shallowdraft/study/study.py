@@ -1,30 +1,33 @@
-"""A study: every draft's acceptance, times and predicted speed, the best few verified live, one ranked table.
+"""A study: every proposer's acceptance, times and predicted speed, the best few verified live, one ranked table.
 
 All raw records lie in the run's folder as JSON lines; a study that was stopped goes on, one with another draft reuses
-the rest. A draft that cannot be used is named and left out.
+the rest. A proposer that cannot be used is named and left out.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from shallowdraft import cost
 from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import OptionError, ShallowdraftError
-from shallowdraft.models.model import Model, check_vocabulary
+from shallowdraft.models.model import Model
 from shallowdraft.profiling.latency import Profile, about, measure, points, read_profile
 from shallowdraft.prompts import Prompt
-from shallowdraft.replay.acceptance import Replay, replay
+from shallowdraft.replay.replays import Replay
 from shallowdraft.replay.traces import Output, Trace, read_trace, record
 from shallowdraft.study.forecast import forecast, forecast_at, interval
-from shallowdraft.study.live import Measured, Way, measured, run_live
+from shallowdraft.study.live import Measured, measured, run_live
+from shallowdraft.study.proposers import Proposer
 
 Follow = Callable[[str, Iterator[int], int], None]
 """Given what is being done, an iterator of how much is done that must be taken to its end, and how much there is."""
 
+NODES = (4, 8, 16)  # of trees, unless others are named
 ALWAYS_MEASURED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # lookaheads; the others lie between
 
 
@@ -39,17 +42,22 @@ class Plan:
     rounds: int = 3
     """Samples of each timing."""
     live: int = 3
-    """How many drafts are verified live, each at its predicted best lookahead."""
+    """How many proposers are verified live, each at its predicted best."""
     live_prompts: int = 40
     contexts: tuple[int, ...] = (64, 256)
+    nodes: Sequence[int] = NODES
+    """Of proposals that branch."""
+
+    def sizes(self, proposer: Proposer) -> Sequence[int]:
+        return self.nodes if proposer.branches else self.lookaheads
 
 
 @dataclass(frozen=True)
 class Row:
-    """A draft in the table."""
+    """A proposer in the table, at its best."""
 
-    draft: str
-    shape: str
+    proposer: Proposer
+    way: Way
     prediction: cost.Prediction
     """With `live`: for the prompts and the speed of plain decoding that it met."""
     interval: tuple[float, float]
@@ -69,15 +77,15 @@ class Study:
     """Fastest first: those verified live by what was measured, then the others by what was predicted."""
     plain_tokens_per_s: float
     failed: dict[str, str] = field(default_factory=dict)
-    """Drafts that could not be used, and why."""
+    """Who could not be used, and why."""
 
     @property
     def verdict(self) -> str:
         best = self.rows[0]
         if not best.live:
-            return f"{best.draft} {best.prediction.verdict}"
+            return f"{best.proposer.name} {best.prediction.verdict}"
         low, high = best.live.interval
-        what = f"{best.draft} at lookahead {best.prediction.lookahead}"
+        what = f"{best.proposer.name} {best.prediction.where}"
         if low > 1:
             return f"speculation pays: {what} is {best.live.speed_up:.2f}x as fast (95 %: {low:.2f} to {high:.2f})"
         if high < 1:
@@ -90,9 +98,10 @@ class Study:
             "plain_tokens_per_s": self.plain_tokens_per_s,
             "rows": [
                 {
-                    "draft": row.draft,
-                    "shape": row.shape,
-                    "lookahead": row.prediction.lookahead,
+                    "name": row.proposer.name,
+                    **asdict(row.way),
+                    "nodes": row.prediction.nodes,
+                    "shape": row.proposer.shape,
                     "tar": row.prediction.tar,
                     "predicted_speed_up": row.prediction.speed_up,
                     "predicted_interval": row.interval,
@@ -108,23 +117,34 @@ class Study:
 
 
 def study(
-    target: Model, load: Callable[[str], Model], names: Sequence[str], plan: Plan, folder: Path, follow: Follow
+    target: Model,
+    proposers: Sequence[Proposer],
+    plan: Plan,
+    folder: Path,
+    follow: Follow,
+    failed: Mapping[str, str] | None = None,
 ) -> Study:
-    """Do it, or what is left of it."""
+    """Do it, or what is left of it; `failed` says who could not even be loaded."""
+    left_out = dict(failed or {})
+    if not proposers:
+        raise OptionError("no draft can be used: " + "; ".join(f"{name}: {why}" for name, why in left_out.items()))
     trace = _recorded(target, plan, folder / "trace.jsonl", follow)
-    drafts, failed = _load_all(target, load, names)
-    replays = _replayed(drafts, trace, failed, follow)
-    profile = _profiled(target, {name: drafts[name] for name in replays}, plan, folder / "profile.jsonl", follow)
-    made = {name: cost.best(forecast(found, profile, plan.lookaheads)) for name, found in replays.items()}
-    order = sorted(made, key=lambda name: -made[name].tokens_per_s)
-    ways = [Way(name, made[name].lookahead) for name in order]
-    live = _verified(target, drafts, ways[: plan.live], trace, plan, folder / "live.jsonl", follow)
-    rows = [_row(replays[way.draft], profile, made[way.draft], drafts[way.draft], live.get(way)) for way in ways]
+    found = _replayed(proposers, trace, plan, folder, left_out, follow)
+    profile = _profiled(target, found, plan, folder / "profile.jsonl", follow)
+    made = [(one, replayed, _best(one, replayed, profile, plan)) for one, replayed in found]
+    made.sort(key=lambda one: -one[2].tokens_per_s)
+    best = [(one, replayed.way(prediction.size)) for one, replayed, prediction in made[: plan.live]]
+    live = _verified(target, best, trace, plan, folder / "live.jsonl", follow)
+    rows = [_row(*one, profile, live) for one in made]
     rows.sort(key=lambda row: (row.live is None, -row.speed_up))
     met = [row.live.plain_tokens_per_s for row in rows if row.live]
-    result = Study(rows, median(met) if met else 1 / profile.plain_s(trace.mean_context), failed)
+    result = Study(rows, median(met) if met else 1 / profile.plain_s(trace.mean_context), left_out)
     _write(folder / "study.json", result.to_json())
     return result
+
+
+def _best(proposer: Proposer, found: Replay, profile: Profile, plan: Plan) -> cost.Prediction:
+    return cost.best(forecast(found, profile, plan.sizes(proposer)))
 
 
 def _recorded(target: Model, plan: Plan, path: Path, follow: Follow) -> Trace:
@@ -135,46 +155,43 @@ def _recorded(target: Model, plan: Plan, path: Path, follow: Follow) -> Trace:
     return Trace(trace.target, trace.vocabulary, trace.sampling, chosen)
 
 
-def _load_all(
-    target: Model, load: Callable[[str], Model], names: Sequence[str]
-) -> tuple[dict[str, Model], dict[str, str]]:
-    drafts: dict[str, Model] = {}
-    failed: dict[str, str] = {}
-    for name in names:
-        try:
-            draft = load(name)
-            check_vocabulary(target, draft).require()
-        except (ShallowdraftError, OSError) as error:
-            failed[name] = str(error)
-        else:
-            drafts[name] = draft
-    if not drafts:
-        raise OptionError("no draft can be used: " + "; ".join(f"{name}: {why}" for name, why in failed.items()))
-    return drafts, failed
-
-
-def _replayed(drafts: Mapping[str, Model], trace: Trace, failed: dict[str, str], follow: Follow) -> dict[str, Replay]:
-    found: dict[str, Replay] = {}
+def _replayed(
+    proposers: Sequence[Proposer], trace: Trace, plan: Plan, folder: Path, failed: dict[str, str], follow: Follow
+) -> list[tuple[Proposer, Replay]]:
+    found: list[tuple[Proposer, Replay]] = []
 
     def passes() -> Iterator[int]:
-        for count, (name, draft) in enumerate(drafts.items(), 1):
+        for count, proposer in enumerate(proposers, 1):
             try:
-                found[name] = replay(draft, trace, fits=True)
+                found.append((proposer, proposer.replay(trace, plan.sizes(proposer), folder)))
             except ShallowdraftError as error:
-                failed[name] = str(error)
+                failed[proposer.name] = str(error)
             yield count
 
-    follow("replaying drafts", passes(), len(drafts))
+    follow("replaying", passes(), len(proposers))
+    if not found:
+        raise OptionError("nothing can propose: " + "; ".join(f"{name}: {why}" for name, why in failed.items()))
     return found
 
 
-def _profiled(target: Model, drafts: Mapping[str, Model], plan: Plan, path: Path, follow: Follow) -> Profile:
+def _profiled(
+    target: Model, found: Sequence[tuple[Proposer, Replay]], plan: Plan, path: Path, follow: Follow
+) -> Profile:
     longest = max(plan.lookaheads)
-    room = min(model.shape.context for model in (target, *drafts.values()))
+    room = min(target.shape.context, *(proposer.context for proposer, _ in found))
     contexts = [context for context in plan.contexts if context < room - 64 * (longest + 1)] or [max(1, room // 8)]
-    wanted = points(list(drafts), timed_at(plan.lookaheads), contexts, [1])
-    follow("timing iterations", measure(target, drafts, wanted, path, plan.rounds), plan.rounds * len(wanted))
+    wanted = points([way for one in found for way in _timed(*one, plan)], contexts, [1])
+    options = {proposer.whose: proposer.options for proposer, _ in found}
+    follow("timing iterations", measure(target, options, wanted, path, plan.rounds), plan.rounds * len(wanted))
     return read_profile(path)
+
+
+def _timed(proposer: Proposer, found: Replay, plan: Plan) -> list[Way]:
+    """Every tree; chains at lookaheads between which the others lie."""
+    if proposer.branches:
+        return list(dict.fromkeys(map(found.way, plan.nodes)))
+    some = found.way(plan.lookaheads[0])
+    return [replace(some, lookahead=lookahead) for lookahead in timed_at(plan.lookaheads)]
 
 
 def timed_at(lookaheads: Sequence[int]) -> list[int]:
@@ -183,17 +200,20 @@ def timed_at(lookaheads: Sequence[int]) -> list[int]:
     return [d for d in ALWAYS_MEASURED if d < longest] + [longest]
 
 
-def _row(found: Replay, profile: Profile, prediction: cost.Prediction, draft: Model, live: Measured | None) -> Row:
+def _row(
+    proposer: Proposer, found: Replay, prediction: cost.Prediction, profile: Profile, live: Mapping[Way, Measured]
+) -> Row:
     """What was verified live is predicted again for the speed of plain decoding that it met."""
-    if live:
-        prediction = forecast_at(found, profile, prediction.lookahead, live.states)
-    return Row(found.draft, str(draft.shape), prediction, interval(found, prediction), live)
+    way = found.way(prediction.size)
+    run = live.get(way)
+    if run:
+        prediction = forecast_at(found, profile, prediction.size, run.states)
+    return Row(proposer, way, prediction, interval(found, prediction), run)
 
 
 def _verified(
     target: Model,
-    drafts: Mapping[str, Model],
-    ways: Sequence[Way],
+    chosen: Sequence[tuple[Proposer, Way]],
     trace: Trace,
     plan: Plan,
     path: Path,
@@ -203,7 +223,8 @@ def _verified(
         return {}
     outputs = spread([output for output in trace.outputs if len(output.output) > 1], plan.live_prompts)
     setting = about(target) | {"max_new_tokens": plan.max_new_tokens}
-    steps = run_live(target, drafts, ways, outputs, path, max_new_tokens=plan.max_new_tokens, rounds=1, about=setting)
+    options, ways = {proposer.whose: proposer.options for proposer, _ in chosen}, [way for _, way in chosen]
+    steps = run_live(target, options, ways, outputs, path, max_new_tokens=plan.max_new_tokens, rounds=1, about=setting)
     follow("running the best live", steps, len(outputs) * len(ways))
     return measured(path)
 

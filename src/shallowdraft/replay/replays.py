@@ -1,0 +1,117 @@
+"""What every replay of a trace knows: tokens an iteration at each size of a proposal, with intervals over prompts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shallowdraft.decoding.ways import Way
+from shallowdraft.intervals import bootstrap
+from shallowdraft.replay.traces import Trace
+from shallowdraft.replay.walk import Floats, Walk, places, steps
+
+
+@dataclass(frozen=True)
+class Replay(ABC):
+    """Of one proposer; sizes are lookaheads or, of proposals that branch, how many nodes they have."""
+
+    draft: str
+    trace: Trace = field(repr=False)
+
+    @property
+    @abstractmethod
+    def walk(self) -> Walk:
+        """Iterations at every size."""
+
+    @abstractmethod
+    def way(self, size: int) -> Way:
+        """How to propose at a size."""
+
+    def proposed(self, size: int) -> dict[int, Floats]:
+        """Of each output [N], iterations by how many tokens deep they propose."""
+        return {self.way(size).lookahead: self.walk.at(size)}
+
+    def tar(self, of_set: str | None = None) -> dict[int, float]:
+        return dict(zip(self.walk.sizes, self.walk.tar(self._rows(of_set)).tolist(), strict=True))
+
+    def tar_interval(self, of_set: str | None = None) -> dict[int, tuple[float, float]]:
+        """Bootstrap over prompts, whose samples stay together."""
+        rows = self._rows(of_set)
+        groups: dict[tuple[str, str], list[int]] = {}
+        for row in rows:
+            groups.setdefault(self.trace.outputs[row].key[:2], []).append(int(row))
+        emitted = np.array([self.walk.emitted[group].sum() for group in groups.values()])
+        iterations = np.array([self.walk.iterations[group].sum(0) for group in groups.values()])
+        low, high = bootstrap(
+            lambda draws: emitted[draws].sum(1)[:, None] / np.maximum(iterations[draws].sum(1), 1e-9), len(groups)
+        )
+        return dict(zip(self.walk.sizes, zip(low.tolist(), high.tolist(), strict=True), strict=True))
+
+    def _rows(self, of_set: str | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+        outputs = self.trace.outputs
+        return np.array([row for row, output in enumerate(outputs) if of_set is None or output.set == of_set])
+
+    def to_json(self) -> dict[str, Any]:
+        def figures(of_set: str | None) -> dict[str, Any]:
+            return {"tar": self.tar(of_set), "tar_interval": self.tar_interval(of_set)}
+
+        prompts = [
+            {
+                "set": output.set,
+                "id": output.id,
+                "sample": output.sample,
+                "tar": dict(zip(self.walk.sizes, tars, strict=True)),
+            }
+            for row, output in enumerate(self.trace.outputs)
+            for tars in [self.walk.tar(np.array([row])).tolist()]
+        ]
+        return {
+            "name": self.draft,
+            **figures(None),
+            "acceptance_by_position": self.walk.acceptance_by_position(max(self.walk.sizes)).tolist(),
+            "sets": {name: figures(name) for name in self.trace.sets},
+            "prompts": prompts,
+        }
+
+
+@dataclass(frozen=True)
+class Counted(Replay):
+    """Known from what an iteration keeps that begins at each place of an output, as it is under greedy decoding."""
+
+    ways: Mapping[int, Way] = field(repr=False)
+    """By size."""
+    kept: Mapping[int, Sequence[Sequence[int]]] = field(repr=False)
+    """By size, of every output and each token behind its first: how many draft tokens are kept from there on."""
+    offered: Mapping[int, Sequence[Sequence[int]]] | None = field(default=None, repr=False)
+    """Likewise, how many are proposed; None: as many as the way says."""
+
+    def way(self, size: int) -> Way:
+        return self.ways[size]
+
+    def iterations(self, size: int) -> list[list[int]]:
+        """For each output, the draft tokens that each iteration keeps."""
+        return [steps(row) for row in self.kept[size]]
+
+    @cached_property
+    def walk(self) -> Walk:
+        sizes, deepest = tuple(self.kept), max(way.lookahead for way in self.ways.values())
+        found = [self.iterations(size) for size in sizes]
+        iterations = np.array([[len(row) for row in of_size] for of_size in found], dtype=float).T
+        reached = np.array([[_reached(row, deepest) for row in of_size] for of_size in found], dtype=float)
+        emitted = np.array([len(output.output) - 1 for output in self.trace.outputs], dtype=float)
+        return Walk(sizes, emitted, iterations, reached.swapaxes(0, 1))
+
+    def proposed(self, size: int) -> dict[int, Floats]:
+        if self.offered is None:
+            return super().proposed(size)
+        rows = zip(self.kept[size], self.offered[size], strict=True)
+        lengths = [[offered[at] for at in places(kept)] for kept, offered in rows]
+        met = sorted({count for row in lengths for count in row})
+        return {count: np.array([row.count(count) for row in lengths], dtype=float) for count in met}
+
+
+def _reached(kept: Sequence[int], deepest: int) -> list[int]:
+    return [sum(count >= depth for count in kept) for depth in range(1, deepest + 1)]
