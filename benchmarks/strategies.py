@@ -34,9 +34,8 @@ def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | No
         "draft while sure, d <= 6": {"draft": draft, "lookahead": 6, "acceptance": 0.6},
         "tree, d = 2, 4 nodes": {"draft": draft, "drafter": "tree", "lookahead": 2, "nodes": 4},
         "tree, d = 4, 12 nodes": {"draft": draft, "drafter": "tree", "lookahead": 4, "nodes": 12},
-        "n-gram, d <= 2": {"drafter": "ngram", "lookahead": 2},
         "n-gram, d <= 4": {"drafter": "ngram", "lookahead": 4},
-        "n-gram, d <= 8": {"drafter": "ngram", "lookahead": 8},
+        "n-gram, d <= 12": {"drafter": "ngram", "lookahead": 12},
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
     for nodes in (3, 8, 16) if heads else ():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.decoding.drafters import NgramDrafter, copied, earlier, onward
+from shallowdraft.decoding.drafters import LONGEST_MATCH, NgramDrafter, copied, earlier, onward
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_state
 from shallowdraft.errors import OptionError
@@ -20,7 +20,7 @@ from shallowdraft.shapes import ModelShape
         ([1, 2, 9, 7, 2, 8, 1, 2], 2, [9, 7, 2, 8, 1]),  # two tokens match there, one later on
         ([2, 5, 2, 6, 2], 1, [6, 2, 6, 2, 6]),  # of equal matches the latest
         ([5] * 4, 3, [5] * 5),
-        ([*range(9)] * 3, 8, [0, 1, 2, 3, 4]),  # looks no further
+        ([*range(17)] * 3, LONGEST_MATCH, [0, 1, 2, 3, 4]),  # looks no further
         ([1, 2, 3], 0, [3, 3, 3, 3, 3]),  # none
         ([7], 0, [7, 7, 7, 7, 7]),
     ],
@@ -50,7 +50,7 @@ def test_a_text_that_goes_round_is_copied():
     assert out.stats.tar > 2
 
 
-@pytest.mark.parametrize(("lookahead", "most"), [(4, 4), (8, 8), (12, 8)])
+@pytest.mark.parametrize(("lookahead", "most"), [(4, 4), (16, 16), (20, 16)])
 def test_no_more_is_copied_than_has_matched(lookahead: int, most: int):
     """In a batch than in its longest match."""
     drafter, repeating, new = NgramDrafter(lookahead, Sampling(), 97), [8] * 30, [1, 2, 3]

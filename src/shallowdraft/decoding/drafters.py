@@ -19,7 +19,7 @@ from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.tree import Tree
 
-LONGEST_MATCH = 8  # tokens at the end of a text that are looked for further up
+LONGEST_MATCH = 16  # tokens at the end of a text that are looked for further up
 
 Text = NDArray[Any]
 """Token ids."""
@@ -97,17 +97,13 @@ def earlier(text: Text) -> tuple[int, int]:
     """Where the latest of the longest earlier matches of a text's end goes on, and how many tokens match: without any
     the last token, and 0.
     """
-    data, width = text.tobytes(), text.itemsize  # a third of the time of comparing arrays
-    start, matched, end = len(text) - 1, 0, len(data) - width
+    written = text.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")  # strings are searched faster
+    start, matched = len(text) - 1, 0
     while matched < LONGEST_MATCH:
-        wanted = data[-(matched + 1) * width :]
-        at = data.rfind(wanted, 0, end)
-        while at > 0 and at % width:  # across tokens
-            at = data.rfind(wanted, 0, at + len(wanted) - 1)
+        at = written.rfind(written[-matched - 1 :], 0, start)
         if at < 0:
             break
-        end = at + len(wanted)
-        start, matched = end // width, matched + 1
+        start, matched = at + matched + 1, matched + 1
     return start, matched
 
 
