@@ -4,7 +4,7 @@ Greedy, batch 1, the zoo on a CPU. For each prompt all ways take turns; the spee
 decoding time, its interval a bootstrap over prompts. Outputs must be those of plain decoding. A set may be a file, and
 SET@TASK is one task of it: Spec-Bench's summarisation may not be shipped, so name your copy.
 
-    python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--heads DIR] [--skips FILE]
+    python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--skips FILE]
 """
 
 import argparse
@@ -38,15 +38,14 @@ def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | No
         "n-gram, d <= 12": {"drafter": "ngram", "lookahead": 12},
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
-    for nodes in (3, 8, 16) if heads else ():
-        found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": sd.load_heads(target, heads), "nodes": nodes}
-    if skips is not None:
-        best = read_trials(skips)[0]
-        found[f"skip, searched, d = {best.lookahead}"] = {
-            "drafter": "skip",
-            "skips": best.skips,
-            "lookahead": best.lookahead,
-        }
+    guesses = sd.load_heads(target, heads)
+    for nodes in (4, 16):
+        found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": guesses, "nodes": nodes}
+    trials = read_trials(skips) if skips else []
+    for kind, tried in (("regular", [one for one in trials if one.uniform]), ("searched", trials)):
+        for best in tried[:1]:
+            options = {"drafter": "skip", "skips": best.skips, "lookahead": best.lookahead}
+            found[f"skip, {kind}, d = {best.lookahead}"] = options
     return found
 
 
@@ -79,7 +78,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=16, help="prompts of each set")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--heads", type=Path, help="what shallowdraft heads wrote for zoo:target")
+    parser.add_argument("--heads", type=Path, help="what shallowdraft heads wrote for zoo:target; default: what ships")
     parser.add_argument("--skips", type=Path, help="what skip-search wrote for zoo:target")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -101,9 +100,10 @@ def main() -> None:
                 found[way] = [*found[way][:number], run.stats]
         print(f"\n{Path(name).name}, {len(texts)} prompts; outputs of all ways are the same")
         print(f"{'way':<28}   TAR  draft ms verify ms  tokens/s       speed-up (90 %)    MiB")
+        ratios = {way: speed_up(found["plain"], stats) for way, stats in found.items() if way != "plain"}
         for way, stats in found.items():
             whole = sd.total(stats, one_batch=False)
-            ratio, low, high = speed_up(found["plain"], stats)
+            ratio, low, high = ratios.get(way, (1.0, 1.0, 1.0))
             each = 1e3 / whole.iterations
             extra = extra_bytes(target, all_ways[way], room) / 2**20 if way != "plain" else 0.0
             print(
@@ -111,6 +111,8 @@ def main() -> None:
                 f"{whole.decode_tokens_per_s:9.0f} {ratio:7.2f} ({low:.2f} to {high:.2f}) {extra:6.1f}",
                 flush=True,
             )
+        print("fastest: " + max(ratios, key=lambda way: ratios[way][0]))
+        print("slower than plain decoding: " + ("; ".join(way for way in ratios if ratios[way][0] < 1) or "none"))
 
 
 if __name__ == "__main__":

@@ -142,6 +142,13 @@ class TestWhatShips:
             assert (name == "target") == ("target" in name)
         assert sum(file.stat().st_size for file in zoo.FOLDER.rglob("*")) < 60e6
 
+    def test_the_heads_guess_ahead(self):
+        target = sd.load("zoo:target")
+        prompt, heads = "Once upon a time", sd.load_heads(target)
+        guessed = sd.generate(target, prompt, drafter="medusa", heads=heads, max_new_tokens=64, stop_tokens=())
+        assert guessed.token_ids == sd.generate(target, prompt, max_new_tokens=64, stop_tokens=()).token_ids
+        assert guessed.stats.tar > 1.3
+
     def test_the_target_is_deep_and_its_drafts_fit(self):
         target = sd.load("zoo:target")
         assert 12e6 <= target.shape.parameters <= 20e6

@@ -122,8 +122,8 @@ ONE, MIXED = [[1, 2, 0]], [[3], [0, 1, 2, 3, 3, 1]]
     [
         (ONE, 1, 20_000, {"temperature": 1.0}),
         (ONE, 2, 500, {"temperature": 0.7}),
-        (MIXED, 2, 25_000, {"temperature": 1.3}),
-        (ONE, 3, 20_000, {"temperature": 1.0, "top_k": 3}),
+        pytest.param(MIXED, 2, 25_000, {"temperature": 1.3}, marks=pytest.mark.slow),
+        pytest.param(ONE, 3, 20_000, {"temperature": 1.0, "top_k": 3}, marks=pytest.mark.slow),
         (MIXED, 2, 10_000, {"temperature": 1.0, "top_p": 0.8}),
         (ONE, 3, 20_000, {"temperature": 1.5, "top_k": 3, "top_p": 0.9}),
         (ONE, 4, 20_000, {"temperature": 0.8, "top_k": 2}),

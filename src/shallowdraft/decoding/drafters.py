@@ -270,7 +270,7 @@ class HeadsDrafter(NoDrafter):
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         assert self._hidden is not None
         tree = self._tree
-        logits = self._target.head(self._heads(self._hidden))[:, : self.lookahead]
+        logits = self._target.head(self._heads(self._hidden)[:, : self.lookahead])
         laws = None if self._sampling.greedy else probabilities(logits, self._sampling)
         proposed = []
         for depth, level in enumerate(tree.tree.levels[:-1]):
