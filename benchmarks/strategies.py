@@ -1,8 +1,8 @@
 """Every way of speculating on the same footing: tokens an iteration, times, speed against plain decoding, extra memory.
 
-Greedy, batch 1, the zoo on a CPU. On each prompt all ways take turns, and the fastest of its rounds counts, because
-others may use the machine too; the speed-up is the ratio of the sums of decoding time, its interval a bootstrap over
-prompts. Outputs must be those of plain decoding. A set may be a file, and SET@TASK is one task of it: Spec-Bench's
+Greedy, batch 1, the zoo on a CPU or a GPU. On each prompt all ways take turns, and the fastest of its rounds counts,
+because others may use the machine too; the speed-up is the ratio of the sums of decoding time, its interval a bootstrap
+over prompts. Outputs must be those of plain decoding. A set may be a file, and SET@TASK is one task of it: Spec-Bench's
 summarisation may not be shipped, so name your copy.
 
     python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--skips FILE]
@@ -21,8 +21,9 @@ from zoo import speed_up
 import shallowdraft as sd
 from shallowdraft.decoding.divergence import explain
 from shallowdraft.models.memory import dtype_name
+from shallowdraft.profiling.latency import device_name
 from shallowdraft.prompts import load_prompts
-from shallowdraft.records import commit, processor
+from shallowdraft.records import commit
 from shallowdraft.study.skips import read_trials
 
 DRAFT = "zoo:4x128"
@@ -34,13 +35,14 @@ def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | No
         "plain": {},
         "draft, d = 2": {"draft": draft, "lookahead": 2},
         "draft, d = 4": {"draft": draft, "lookahead": 4},
-        "draft while sure, d <= 6": {"draft": draft, "lookahead": 6, "acceptance": 0.6},
         "tree, d = 2, 4 nodes": {"draft": draft, "drafter": "tree", "lookahead": 2, "nodes": 4},
         "tree, d = 4, 12 nodes": {"draft": draft, "drafter": "tree", "lookahead": 4, "nodes": 12},
         "n-gram, d <= 4": {"drafter": "ngram", "lookahead": 4},
         "n-gram, d <= 12": {"drafter": "ngram", "lookahead": 12},
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
+    if target.device.type == "cpu":  # a GPU's iterations all have the same length
+        found["draft while sure, d <= 6"] = {"draft": draft, "lookahead": 6, "acceptance": 0.6}
     guesses = sd.load_heads(target, heads)
     for nodes in (4, 16):
         found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": guesses, "nodes": nodes}
@@ -81,16 +83,18 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=16, help="prompts of each set")
     parser.add_argument("--rounds", type=int, default=2, help="the fastest counts, of each way on each prompt")
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--heads", type=Path, help="what shallowdraft heads wrote for zoo:target; default: what ships")
     parser.add_argument("--skips", type=Path, help="what skip-search wrote for zoo:target")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    target, draft = sd.load("zoo:target", device="cpu"), sd.load_draft(DRAFT, device="cpu")
+    target, draft = sd.load("zoo:target", device=given.device), sd.load_draft(DRAFT, device=given.device)
     room = target.shape.context - given.new_tokens
     all_ways = ways(target, draft, given.heads, given.skips)
-    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
-    print(f"zoo:target, drafts by {DRAFT}; {given.new_tokens} tokens a prompt, greedy, {given.threads} threads")
+    where = device_name(target.device) + (f", {given.threads} threads" if given.device == "cpu" else "")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {where}, torch {torch.__version__}")
+    print(f"zoo:target, drafts by {DRAFT}; {given.new_tokens} tokens a prompt, greedy")
     for name in given.sets:
         texts = prompts_of(name, given.limit)
         found: dict[str, list[sd.Statistics]] = {way: [] for way in all_ways}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from shallowdraft.decoding.generation import Options, generate
 from shallowdraft.decoding.timing import time_beside_plain
@@ -82,6 +81,8 @@ def uniform_skips(layers: int) -> list[Skips]:
 
 def measure_costs(target: Model, prompt: Sequence[int]) -> Costs:
     """Time drafting with some parts and others, and all else of an iteration at some lookaheads."""
+    from scipy.optimize import nnls  # what was searched can be read without it
+
     layers = target.shape.layers
     both = range(2 * layers)
     patterns = (both[:0], both[::2], both[1::2], both, both[layers // 2 :], both[layers:])
