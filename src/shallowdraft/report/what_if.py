@@ -1,0 +1,121 @@
+"""What if: the throughput model of `cost.py` as Vega expressions, on sliders.
+
+Drafting and verifying scale with their factors and, being bound by memory at batch 1, against its bandwidth; the rest
+of an iteration stays. TAR - 1, the accepted tokens, scales too, as far as the lookahead allows.
+"""
+
+from typing import Any
+
+import altair as alt
+
+from shallowdraft.report.figures import (
+    INK,
+    NO_CURVES,
+    SIZE,
+    UNFINISHED,
+    Figure,
+    Gap,
+    Table,
+    coloured,
+    dashed,
+    data,
+    series_of,
+)
+from shallowdraft.report.run import Run
+
+SLIDERS = {
+    "draft_latency": ("draft latency ×", 0.1, 4.0, 0.05),
+    "target_latency": ("target latency ×", 0.1, 4.0, 0.05),
+    "acceptance": ("accepted tokens ×", 0.0, 2.0, 0.05),
+    "bandwidth": ("memory bandwidth ×", 0.25, 8.0, 0.25),
+}
+LOOKAHEAD = "lookahead"
+SCALE = alt.Scale(zero=False, nice=True)
+
+EXPRESSIONS = {
+    "new_tar": "max(1, min(datum.lookahead + 1, 1 + (datum.tar - 1) * acceptance))",
+    "seconds": "(datum.draft_s * draft_latency + datum.target_s * target_latency) / bandwidth + datum.rest_s",
+    "tokens_per_s": "datum.new_tar / datum.seconds",
+    "speed_up": "datum.tokens_per_s * datum.plain_s * target_latency / bandwidth",
+}
+"""In the order in which they are computed."""
+
+
+def params(lookaheads: list[int]) -> list[alt.Parameter]:
+    found = [
+        alt.param(name=name, value=1, bind=alt.binding_range(name=title, min=low, max=high, step=step))
+        for name, (title, low, high, step) in SLIDERS.items()
+    ]
+    bind = alt.binding_range(name=LOOKAHEAD, min=min(lookaheads), max=max(lookaheads), step=1)
+    return [*found, alt.param(name=LOOKAHEAD, value=lookaheads[len(lookaheads) // 2], bind=bind)]
+
+
+def what_if(run: Run) -> Figure | Gap:
+    found = [one for one in run.predicted if one.curve]
+    if not found:
+        return Gap("what-if", NO_CURVES if run.verdict else UNFINISHED)
+    series = series_of(found)
+    rows: list[dict[str, Any]] = [
+        {
+            "label": one.label,
+            "series": series[one.label],
+            "where": point.where,
+            "size": point.size,
+            "lookahead": point.lookahead,
+            "tar": point.tar,
+            "plain_s": point.plain_s,
+            **vars(point.iteration),
+        }
+        for one in found
+        for point in one.curve
+    ]
+    base = alt.Chart(data(rows))
+    for name, expression in EXPRESSIONS.items():
+        base = base.transform_calculate(**{name: expression})
+    x = alt.X("size:Q", title=SIZE, axis=alt.Axis(tickMinStep=1), scale=SCALE)
+    y = alt.Y("tokens_per_s:Q", title="tokens a second", scale=SCALE)
+    curves = base.mark_line(point=True).encode(
+        x=x,
+        y=y,
+        color=coloured(series),
+        strokeDash=dashed(series),
+        detail="label:N",
+        tooltip=[
+            alt.Tooltip("label:N", title="proposer"),
+            alt.Tooltip("where:N", title="size"),
+            alt.Tooltip("tokens_per_s:Q", title="tokens a second", format=".1f"),
+            alt.Tooltip("speed_up:Q", title="speed-up", format=".2f"),
+            alt.Tooltip("new_tar:Q", title="TAR", format=".2f"),
+        ],
+    )
+    at = alt.Chart(data([{}])).transform_calculate(size=LOOKAHEAD)
+    rule = at.mark_rule(strokeDash=[4, 4], color=INK).encode(x=x)
+    layers = [
+        rule,
+        curves,
+        _said(base, "'best '", -66),
+        _said(base.transform_filter(f"datum.size == {LOOKAHEAD}"), "''", -30),
+    ]
+    names = ("label", "size", "tar", "draft_s", "target_s", "rest_s", "plain_s")
+    columns = ("proposer", "size", "TAR", "draft ms", "verify ms", "rest ms", "plain token ms")
+    table = Table(columns, [tuple(1e3 * row[n] if n.endswith("_s") else row[n] for n in names) for row in rows])
+    sizes = sorted({row["size"] for row in rows})
+    note = (
+        "Move the sliders: the curves and the best choice follow. More bandwidth makes drafting, verifying and plain "
+        "decoding faster alike; what else an iteration does stays as it is."
+    )
+    chart = alt.layer(*layers).add_params(*params(sizes))
+    return Figure("what-if", "What if the draft were faster, or were accepted more often?", chart, table, note, 320)
+
+
+def _said(base: alt.Chart, begin: str, y: int) -> Any:
+    """The fastest of what is there, in words above the chart."""
+    number = "format(datum.tokens_per_s, '.0f') + ' tokens/s, ' + format(datum.speed_up, '.2f') + '×'"
+    text = f"{begin} + datum.where + ': ' + {number} + '\\n' + datum.label"
+    return (
+        base.transform_window(rank="row_number()", sort=[alt.SortField("tokens_per_s", "descending")])
+        .transform_filter("datum.rank == 1")
+        .transform_calculate(said=text)
+        .mark_text(align="left", color=INK, fontWeight="bold", lineBreak="\n", limit=0)
+        .encode(x=alt.value(0), y=alt.value(y), text="said:N")
+    )
