@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -17,7 +18,7 @@ from shallowdraft.report.inside import SOURCES, Generation, generations
 from shallowdraft.report.run import Entry, Run
 from shallowdraft.report.what_if import what_if
 
-SNIPPET = "window.vegaEmbed = vegaEmbed;"  # what the bundle of Vega, Vega-Lite and Vega-Embed is for
+SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,15 @@ def render(page: Page) -> str:
         specs=_script({figure.id: figure.spec() for figure in page.figures}),
         style=Markup(_text("page.css")),
         script=Markup(_text("page.js")),
-        bundle=Markup(vl_convert.javascript_bundle(SNIPPET).replace("</script", "<\\/script")),
+        bundle=_bundle(),
         is_gap=lambda one: isinstance(one, Gap),
     )
+
+
+@cache
+def _bundle() -> Markup:
+    """Vega, Vega-Lite and Vega-Embed."""
+    return Markup(vl_convert.javascript_bundle(SNIPPET).replace("</script", "<\\/script"))
 
 
 def _text(name: str) -> str:

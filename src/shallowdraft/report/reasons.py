@@ -42,7 +42,14 @@ def time_split(run: Run) -> Figure | Gap:
         [(row["name"], row["where"], row["kind"], row["ms"], percent(row["share"])) for row in rows],
     )
     finding = f"Of an iteration with {found[0].label}: {said}."
-    return Figure("time", finding, chart, table, "Each proposer at its best size.", rows_high(len(found)))
+    return Figure(
+        "time",
+        finding,
+        chart,
+        table,
+        "Each proposer at its best size, on the machine as it met it.",
+        rows_high(len(found)),
+    )
 
 
 def _parts(one: Entry) -> list[dict[str, Any]]:

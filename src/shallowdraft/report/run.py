@@ -136,18 +136,22 @@ def read_run(folder: Path) -> Run:
     study = _object(folder / "study.json")
     if not found and study is None:
         raise OptionError(f"{folder} holds no records of a study; make them with shallowdraft study --out {folder}")
-    replays = list(found["replays"].latest("drafter", "draft").values()) if "replays" in found else []
+    try:
+        return _run(folder, found, study)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{folder}: its records lack {error}; run the study again, it reuses the others") from None
+
+
+def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
     return Run(
         folder,
         {name: file.header for name, file in found.items()},
-        _entries(folder, study, replays),
+        _entries(study, _latest(found.get("replays"), "drafter", "draft")),
         verdict=study["verdict"] if study else None,
         plain_tokens_per_s=study["plain_tokens_per_s"] if study else None,
         failed=study["failed"] if study else {},
         live=list(found.get("live", ())),
-        inside=list(found["inside"].latest("set", "id", "sample", "drafter", "draft").values())
-        if "inside" in found
-        else [],
+        inside=_latest(found.get("inside"), "set", "id", "sample", "drafter", "draft"),
         steps=_steps(found.get("profile", ())),
         accuracy=_object(folder / "accuracy.json"),
     )
@@ -157,29 +161,30 @@ def _read(path: Path, kind: str) -> Records | None:
     return Records.read(path, kind) if path.is_file() and path.stat().st_size else None
 
 
+def _latest(file: Records | None, *names: str) -> list[Record]:
+    return list(file.latest(*names).values()) if file else []
+
+
 def _object(path: Path) -> Record | None:
     if not path.is_file():
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise RecordError(f"{path}: not JSON; was the file edited? Run the command again that wrote it") from None
+        raise RecordError(f"{path}: not JSON; was it edited? run the command again that wrote it") from None
     if not isinstance(found, dict):
         raise RecordError(f"{path}: no JSON object; run the command again that wrote it")
     return found
 
 
-def _entries(folder: Path, study: Record | None, replays: list[Record]) -> list[Entry]:
+def _entries(study: Record | None, replays: list[Record]) -> list[Entry]:
     kept = {(row["drafter"], row["draft"]): row for row in replays}
     rows = study["rows"] if study else replays
     labels = label([(row["drafter"], row["draft"], row["name"]) for row in rows])
-    try:
-        return [
-            _entry(row, shown, kept.get((row["drafter"], row["draft"]), {}), ended=study is not None)
-            for row, shown in zip(rows, labels, strict=True)
-        ]
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{folder}: study.json lacks {error}; run the study again, it reuses its records") from None
+    return [
+        _entry(row, shown, kept.get((row["drafter"], row["draft"]), {}), ended=study is not None)
+        for row, shown in zip(rows, labels, strict=True)
+    ]
 
 
 def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
