@@ -5,7 +5,7 @@ from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import INK, UNFINISHED, Cell, Figure, Gap, Table, chosen, data, rows_high
+from shallowdraft.report.figures import INK, NEAR, UNFINISHED, Cell, Figure, Gap, Table, chosen, data, rows_high
 from shallowdraft.report.run import Entry, Run
 
 
@@ -29,17 +29,17 @@ def compare(first: Run, second: Run) -> Figure | Gap:
         yOffset=alt.YOffset("kind:N", sort=list(names)),
         color=chosen(names),
     )
-    scale = alt.Scale(zero=False, nice=True)
     tooltip = [
         alt.Tooltip("name:N", title="proposer"),
         alt.Tooltip("kind:N", title="run"),
         alt.Tooltip("speed_up:Q", title="speed-up", format=".3f"),
         alt.Tooltip("tokens_per_s:Q", title="tokens a second", format=".1f"),
     ]
+    shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=list(names), range=["circle", "diamond"]))
     points = base.mark_point(filled=True, size=70, opacity=1).encode(
-        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=scale), shape="kind:N", tooltip=tooltip
+        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR), shape=shape, tooltip=tooltip
     )
-    bars = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale), x2="high:Q")
+    bars = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=NEAR), x2="high:Q")
     even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x="even:Q")
     figures = ("speed-up", "TAR", "tokens/s")
     columns = ("proposer", *(f"{figure}, {name}" for figure in figures for name in names))

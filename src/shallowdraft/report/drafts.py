@@ -5,6 +5,7 @@ from typing import Any
 import altair as alt
 
 from shallowdraft.report.figures import (
+    NEAR,
     NO_REPLAYS,
     UNFINISHED,
     Figure,
@@ -13,6 +14,7 @@ from shallowdraft.report.figures import (
     chosen,
     coloured,
     data,
+    faded,
     rows_high,
     series_of,
     shaped,
@@ -28,11 +30,12 @@ def throughput_against_tar(run: Run) -> Figure | Gap:
     series = series_of(found)
     rows = [_point(one, run) | {"series": series[one.label]} for one in found]
     chart = (
-        alt.Chart(data(rows))
-        .mark_point(filled=True, size=110, opacity=1)
+        alt.Chart(data(rows[::-1]))
+        .mark_point(filled=True, size=110)
         .encode(
-            x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=alt.Scale(zero=False, nice=True)),
-            y=alt.Y("tokens_per_s:Q", title="tokens a second", scale=alt.Scale(zero=False, nice=True)),
+            opacity=faded(),
+            x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=NEAR),
+            y=alt.Y("tokens_per_s:Q", title="tokens a second", scale=NEAR),
             color=coloured(series),
             shape=shaped(series),
             tooltip=[
@@ -146,7 +149,7 @@ def accuracy_against_tar(run: Run) -> Figure | Gap:
         command = f"shallowdraft accuracy --draft {names} --trace {run.folder}/trace.jsonl --json"
         return Gap("accuracy", f"No accuracy was measured; run {command} > {run.folder}/accuracy.json")
     base = alt.Chart(data(rows)).encode(
-        x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=alt.Scale(zero=False, nice=True)),
+        x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=NEAR),
         color=chosen(list(dict.fromkeys(row["kind"] for row in rows))),
     )
     tooltip = [alt.Tooltip("name:N", title="draft"), alt.Tooltip("kind:N", title="task"), alt.Tooltip("accuracy:Q")]

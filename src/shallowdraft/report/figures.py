@@ -13,6 +13,7 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 DASHES = ((1, 0), (6, 2), (2, 2), (8, 2, 2, 2), (4, 4), (1, 3))
 SIZE = "lookahead: draft tokens an iteration (trees: nodes)"
 OTHERS, GREY = "others", "#8A8A8A"
+NEAR = alt.Scale(zero=False, nice=False, padding=14)  # around the data, with room for bars at its edges
 INK = "currentColor"  # the page's, light or dark
 LABEL_LIMIT = 150  # pixels
 WIDTH = 560  # of a chart outside the page
@@ -136,6 +137,11 @@ def dashed(series: Mapping[str, str]) -> alt.StrokeDash:
     solid = [1, 0]
     styles = [list(one) for one in DASHES]
     return alt.StrokeDash("series:N", scale=_styled(series.values(), [*styles, solid], solid), legend=alt.Legend())
+
+
+def faded() -> Any:
+    """All others stand back."""
+    return alt.condition(f"datum.series == '{OTHERS}'", alt.value(0.4), alt.value(1))
 
 
 def chosen(names: Sequence[str]) -> alt.Color:

@@ -6,6 +6,7 @@ import altair as alt
 
 from shallowdraft.report.figures import (
     INK,
+    NEAR,
     NO_CURVES,
     NO_REPLAYS,
     SIZE,
@@ -16,6 +17,7 @@ from shallowdraft.report.figures import (
     coloured,
     dashed,
     data,
+    faded,
     ordinal,
     percent,
     series_of,
@@ -33,14 +35,15 @@ def speed_by_lookahead(run: Run) -> Figure | Gap:
     series = series_of(found)
     rows = [row | {"series": series[one.label]} for one in found for row in _curve(one)]
     x = alt.X("size:Q", title=SIZE, axis=alt.Axis(tickMinStep=1))
-    scale = alt.Scale(zero=False, nice=True)
-    base = alt.Chart(data(rows)).encode(x=x, color=coloured(series), detail="label:N")
+    base = alt.Chart(data(rows[::-1])).encode(x=x, color=coloured(series), opacity=faded(), detail="label:N")
     lines = base.mark_line().encode(
-        y=alt.Y("speed_up:Q", title="predicted speed-up", scale=scale), strokeDash=dashed(series)
+        y=alt.Y("speed_up:Q", title="predicted speed-up", scale=NEAR), strokeDash=dashed(series)
     )
-    optimum = base.transform_filter("datum.best").mark_point(filled=True, size=90, opacity=1)
-    spots = base.mark_point(opacity=0, size=200).encode(y=alt.Y("speed_up:Q", scale=scale), tooltip=_tooltip())
-    marked = optimum.encode(y=alt.Y("speed_up:Q", scale=scale), tooltip=_tooltip())
+    optimum = base.transform_filter("datum.best").mark_point(filled=True, size=90)
+    spots = base.mark_point(size=200).encode(
+        opacity=alt.value(0), y=alt.Y("speed_up:Q", scale=NEAR), tooltip=_tooltip()
+    )
+    marked = optimum.encode(y=alt.Y("speed_up:Q", scale=NEAR), tooltip=_tooltip())
     even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(y="even:Q")
     names = ("name", "size", "tar", "low", "high", "draft_ms", "verify_ms", "rest_ms", "speed_up")
     columns = ("proposer", "size", "TAR", "from", "to", "draft ms", "verify ms", "rest ms", "predicted speed-up")
@@ -101,10 +104,11 @@ def acceptance_by_position(run: Run) -> Figure | Gap:
         for one in found
         for position, share in enumerate(one.replay["acceptance_by_position"], 1)
     ]
-    base = alt.Chart(data(rows)).encode(
+    base = alt.Chart(data(rows[::-1])).encode(
         x=alt.X("position:Q", title="place in the proposal", axis=alt.Axis(tickMinStep=1)),
         y=alt.Y("share:Q", title="iterations that keep it", axis=alt.Axis(format="%")),
         color=coloured(series),
+        opacity=faded(),
         detail="label:N",
     )
     tooltip = [
@@ -114,7 +118,7 @@ def acceptance_by_position(run: Run) -> Figure | Gap:
     ]
     chart = alt.layer(
         base.mark_line().encode(strokeDash=dashed(series)),
-        base.mark_point(filled=True, size=30, opacity=1).encode(tooltip=tooltip),
+        base.mark_point(filled=True, size=30).encode(tooltip=tooltip),
     )
     table = Table(("proposer", "place", "share kept"), [(row["name"], row["position"], row["share"]) for row in rows])
     note = "At the longest lookahead that was studied. A token is kept only where all before it are."

@@ -65,13 +65,15 @@ def page_of(run: Run) -> Page:
 
 
 def page_of_two(first: Run, second: Run) -> Page:
-    names = run_names(first, second)
-    runs = (first, second)
+    names, compared = run_names(first, second), compare(first, second)
     return Page(
         f"{names[0]} and {names[1]}",
-        " ".join(f"{name}: {verdict_of(run)}" for name, run in zip(names, runs, strict=True)),
-        [(name, facts_of(run)) for name, run in zip(names, runs, strict=True)],
-        [Section("comparison-section", "Side by side", [compare(first, second)])],
+        compared.finding if isinstance(compared, Figure) else compared.sentence,
+        [
+            (name, {"verdict": verdict_of(run)} | facts_of(run))
+            for name, run in zip(names, (first, second), strict=True)
+        ],
+        [Section("comparison-section", "Side by side", [compared])],
     )
 
 

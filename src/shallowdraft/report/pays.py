@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high
+from shallowdraft.report.figures import INK, NEAR, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high
 from shallowdraft.report.run import Entry, Run
 
 PREDICTED, MEASURED = "predicted", "measured"
@@ -24,9 +24,8 @@ def speed_ups(run: Run) -> Figure | Gap:
         yOffset=alt.YOffset("kind:N", sort=[PREDICTED, MEASURED]),
         color=chosen((PREDICTED, MEASURED)),
     )
-    scale = alt.Scale(zero=False, nice=True)
     points = base.mark_point(filled=True, size=70, opacity=1).encode(
-        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=scale),
+        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
         shape=alt.Shape("kind:N", scale=alt.Scale(domain=[PREDICTED, MEASURED], range=["circle", "diamond"])),
         tooltip=[
             alt.Tooltip("name:N", title="proposer"),
@@ -37,7 +36,7 @@ def speed_ups(run: Run) -> Figure | Gap:
             alt.Tooltip("high:Q", title="95 % to", format=".3f"),
         ],
     )
-    intervals = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale), x2="high:Q")
+    intervals = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=NEAR), x2="high:Q")
     even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x="even:Q")
     columns = (
         "proposer", "size", "predicted speed-up", "from", "to", "measured speed-up", "from", "to", "tokens/s",
@@ -84,10 +83,9 @@ def predicted_against_measured(run: Run) -> Figure | Gap:
         min(min(row["low"], row["live_low"]) for row in rows),
         max(max(row["high"], row["live_high"]) for row in rows),
     ]
-    scale = alt.Scale(zero=False, nice=True)
     base = alt.Chart(data(rows))
-    x = alt.X("measured:Q", title="measured speed-up", scale=scale)
-    y = alt.Y("predicted:Q", title="predicted speed-up", scale=scale)
+    x = alt.X("measured:Q", title="measured speed-up", scale=NEAR)
+    y = alt.Y("predicted:Q", title="predicted speed-up", scale=NEAR)
     points = base.mark_point(filled=True, size=80, opacity=1, color="#0072B2").encode(
         x=x,
         y=y,
@@ -97,10 +95,10 @@ def predicted_against_measured(run: Run) -> Figure | Gap:
             alt.Tooltip("predicted:Q", format=".3f"),
         ],
     )
-    across = base.mark_rule(color="#0072B2").encode(x=alt.X("live_low:Q", scale=scale), x2="live_high:Q", y=y)
-    up = base.mark_rule(color="#0072B2").encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q")
+    across = base.mark_rule(color="#0072B2").encode(x=alt.X("live_low:Q", scale=NEAR), x2="live_high:Q", y=y)
+    up = base.mark_rule(color="#0072B2").encode(x=x, y=alt.Y("low:Q", scale=NEAR), y2="high:Q")
     same = alt.Chart(data([{"both": end} for end in ends])).mark_line(strokeDash=[4, 4], color=INK)
-    diagonal = same.encode(x=alt.X("both:Q", scale=scale), y=alt.Y("both:Q", scale=scale))
+    diagonal = same.encode(x=alt.X("both:Q", scale=NEAR), y=alt.Y("both:Q", scale=NEAR))
     many = f"in the median over {len(rows)} proposers, {percent(max(errors))} at most"
     finding = f"Predictions were {percent(median(errors))} off{'' if len(rows) == 1 else ' ' + many}."
     columns = ("proposer", "measured speed-up", "predicted speed-up", "error")

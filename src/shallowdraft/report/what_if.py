@@ -10,6 +10,7 @@ import altair as alt
 
 from shallowdraft.report.figures import (
     INK,
+    NEAR,
     NO_CURVES,
     SIZE,
     UNFINISHED,
@@ -19,6 +20,7 @@ from shallowdraft.report.figures import (
     coloured,
     dashed,
     data,
+    faded,
     series_of,
 )
 from shallowdraft.report.run import Run
@@ -30,7 +32,6 @@ SLIDERS = {
     "bandwidth": ("memory bandwidth ×", 0.25, 8.0, 0.25),
 }
 LOOKAHEAD = "lookahead"
-SCALE = alt.Scale(zero=False, nice=True)
 
 EXPRESSIONS = {
     "new_tar": "max(1, min(datum.lookahead + 1, 1 + (datum.tar - 1) * acceptance))",
@@ -72,13 +73,14 @@ def what_if(run: Run) -> Figure | Gap:
     base = alt.Chart(data(rows))
     for name, expression in EXPRESSIONS.items():
         base = base.transform_calculate(**{name: expression})
-    x = alt.X("size:Q", title=SIZE, axis=alt.Axis(tickMinStep=1), scale=SCALE)
-    y = alt.Y("tokens_per_s:Q", title="tokens a second", scale=SCALE)
+    x = alt.X("size:Q", title=SIZE, axis=alt.Axis(tickMinStep=1), scale=NEAR)
+    y = alt.Y("tokens_per_s:Q", title="tokens a second", scale=NEAR)
     curves = base.mark_line(point=True).encode(
         x=x,
         y=y,
         color=coloured(series),
         strokeDash=dashed(series),
+        opacity=faded(),
         detail="label:N",
         tooltip=[
             alt.Tooltip("label:N", title="proposer"),

@@ -8,6 +8,7 @@ from shallowdraft import cost
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.report.figures import (
     INK,
+    NEAR,
     UNFINISHED,
     Cell,
     Figure,
@@ -16,6 +17,7 @@ from shallowdraft.report.figures import (
     coloured,
     dashed,
     data,
+    faded,
     series_of,
 )
 from shallowdraft.report.run import Entry, Run
@@ -31,23 +33,23 @@ def required_tar(run: Run) -> Figure | Gap:
     winner, series = found[0].best, series_of(found)
     rows = [
         _needs(one, speed_up) | {"series": series[one.label]}
-        for one in found
+        for one in reversed(found)
         for speed_up in (1.0, FURTHEST * max(other.best.speed_up for other in found))
     ]
     here = [
         _needs(one, one.best.speed_up) | {"series": series[one.label], "needed": _needed(one.best, winner.speed_up)}
-        for one in found
+        for one in reversed(found)
     ]
-    x = alt.X("speed_up:Q", title="wanted speed-up", scale=alt.Scale(zero=False, nice=False))
-    y = alt.Y("tar:Q", title="TAR that it takes", scale=alt.Scale(zero=False, nice=True))
-    style = {"x": x, "y": y, "color": coloured(series)}
+    x = alt.X("speed_up:Q", title="wanted speed-up", scale=NEAR)
+    y = alt.Y("tar:Q", title="TAR that it takes", scale=NEAR)
+    style = {"x": x, "y": y, "color": coloured(series), "opacity": faded()}
     lines = alt.Chart(data(rows)).mark_line().encode(strokeDash=dashed(series), detail="label:N", **style)
     tooltip = [
         alt.Tooltip("name:N", title="proposer"),
         alt.Tooltip("tar:Q", title="TAR", format=".2f"),
         alt.Tooltip("needed:Q", title="TAR to be as fast as the winner", format=".2f"),
     ]
-    points = alt.Chart(data(here)).mark_point(filled=True, size=80, opacity=1).encode(tooltip=tooltip, **style)
+    points = alt.Chart(data(here)).mark_point(filled=True, size=80).encode(tooltip=tooltip, **style)
     best = alt.Chart(data([{"speed_up": winner.speed_up}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x=x)
     columns = ("proposer", "TAR", "needed TAR", "extra TAR", "highest TAR there can be", "draft ms", "parity draft ms")
     table = Table(columns, [_row(one, winner) for one in found])
