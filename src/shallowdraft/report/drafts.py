@@ -21,6 +21,8 @@ from shallowdraft.report.figures import (
 )
 from shallowdraft.report.run import Entry, Run
 
+DARK = 0.6  # of the range of colours: from there on numbers are white
+
 
 def throughput_against_tar(run: Run) -> Figure | Gap:
     """The paper's Figure 2."""
@@ -104,7 +106,7 @@ def tar_by_set(run: Run) -> Figure | Gap:
             alt.Tooltip("high:Q", title="95 % to", format=".2f"),
         ],
     )
-    dark = (low + high) / 2
+    dark = low + DARK * (high - low)
     numbers = base.mark_text().encode(
         text=alt.Text("tar:Q", format=".2f"),
         color=alt.condition(f"datum.tar > {dark}", alt.value("white"), alt.value("black")),

@@ -9,6 +9,7 @@ from shallowdraft.report.figures import COLOURS, INK, UNFINISHED, Figure, Gap, T
 from shallowdraft.report.run import Entry, Run, Step
 
 ROOM = 1.2  # for numbers behind bars
+CHANGES = ("speed-up", "loss", "gain")
 PARTS = {"drafting": "draft_s", "verifying": "target_s", "the rest": "rest_s"}
 
 
@@ -87,7 +88,7 @@ def waterfall(run: Run) -> Figure | Gap:
     bars = base.mark_bar().encode(
         x=alt.X("from:Q", title="speed-up over plain decoding", scale=alt.Scale(domainMax=ROOM * max(levels))),
         x2="to:Q",
-        color=chosen(("speed-up", "loss", "gain")),
+        color=chosen([kind for kind in CHANGES if any(row["kind"] == kind for row in rows)]),
         tooltip=[alt.Tooltip("step:N"), alt.Tooltip("change:Q", format="+.3f")],
     )
     numbers = base.mark_text(align="left", dx=5, color=INK).encode(x="end:Q", text="said:N")
