@@ -33,7 +33,9 @@ def chromium() -> Iterator[Any]:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Of one draft with a hostile prompt, and of twenty with everything."""
     folder = tmp_path_factory.mktemp("reports")
-    one = make_run(folder / "one", 2, prompt="</script><script>document.title = 'owned'</script>")
+    evil = "document.title = 'owned'"
+    image = f'<img src=x onerror="{evil}">'
+    one = make_run(folder / "one", 2, prompt=f"</script><script>{evil}</script>", name=image)
     sets = ["mmlu", "hellaswag", "arena", "spec-bench", "humaneval", "gsm8k"]
     many = make_run(folder / "many", 20, sets=sets, lookaheads=12, shapes=True)
     (many / "accuracy.json").write_text(json.dumps(ACCURACY))
@@ -105,6 +107,8 @@ def test_a_tooltip_opens(visit, reports):
     tooltip = page.locator("#vg-tooltip-element.visible")
     tooltip.wait_for()
     assert "tokens a second" in tooltip.text_content()
+    assert "onerror" in tooltip.text_content()
+    assert page.title() != "owned"
 
 
 def test_the_rejected_proposal_is_shown_on_focus(visit, reports):

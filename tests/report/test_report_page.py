@@ -126,7 +126,7 @@ def test_two_runs(tmp_path: Path, capsys):
     assert "The study has not ended" in render(make([read_run(first), read_run(second)]))
 
 
-@pytest.mark.parametrize("breakage", ["nowhere", "empty", "broken", "lacking", "list"])
+@pytest.mark.parametrize("breakage", ["nowhere", "empty", "broken", "lacking", "list", "accuracy"])
 def test_bad_input_says_what_to_do_in_one_line(tmp_path: Path, capsys, breakage: str):
     run = tmp_path / breakage
     if breakage != "nowhere":
@@ -134,12 +134,16 @@ def test_bad_input_says_what_to_do_in_one_line(tmp_path: Path, capsys, breakage:
     contents = {"broken": "{", "lacking": '{"rows": [{}]}', "list": "[]"}
     if breakage in contents:
         (run / "study.json").write_text(contents[breakage])
+    if breakage == "accuracy":
+        (make_run(run / "run") / "accuracy.json").write_text("{}")
+        run = run / "run"
     assert main(["report", str(run)]) == 2
     error = capsys.readouterr().err
     said = {
         "nowhere": "there is no such folder",
         "empty": "holds no records of a study",
         "lacking": "run the study again",
+        "accuracy": "not what shallowdraft accuracy --json prints",
     }
     assert said.get(breakage, "run the command again") in error
     assert error.count("\n") == 1
@@ -178,6 +182,7 @@ def test_labels_tell_drafts_apart():
     assert label(named) == ["b/draft", "tree c/draft", "n-gram"]
     assert label([("model", "zoo:4x128", "")]) == ["zoo:4x128"]
     assert len(label([("model", "x" * 99, "")])[0]) == 28
+    assert len(set(label([("model", first + "x" * 99, "") for first in "ab"]))) == 2
 
 
 def test_tables():

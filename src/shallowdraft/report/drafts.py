@@ -118,9 +118,10 @@ def tar_by_set(run: Run) -> Figure | Gap:
 
 
 def _cell(one: Entry, name: str) -> dict[str, Any]:
-    """At the best size; in an unfinished run at the largest."""
+    """At the best size; where that is not known, or was not replayed, at the largest."""
     figures = one.replay["sets"][name]
-    size = str(one.best.size) if one.prediction else max(figures["tar"], key=int)
+    known = str(one.best.size) if one.prediction else ""
+    size = known if known in figures["tar"] else max(figures["tar"], key=int)
     low, high = figures["tar_interval"][size]
     about = {"label": one.label, "name": one.name, "set": name, "size": int(size)}
     return about | {"tar": figures["tar"][size], "low": low, "high": high}

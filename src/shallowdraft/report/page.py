@@ -80,10 +80,9 @@ def page_of_two(first: Run, second: Run) -> Page:
 def verdict_of(run: Run) -> str:
     if run.verdict is None:
         return UNFINISHED
-    said = run.verdict[0].upper() + run.verdict[1:]
-    for one in run.entries:
-        said = said.replace(one.name, one.label)
-    return f"{said}."
+    first = run.entries[0]
+    said = run.verdict.replace(first.name, first.label)
+    return f"{said[0].upper()}{said[1:]}."
 
 
 def facts_of(run: Run) -> dict[str, str]:

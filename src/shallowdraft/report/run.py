@@ -153,7 +153,7 @@ def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
         live=list(found.get("live", ())),
         inside=_latest(found.get("inside"), "set", "id", "sample", "drafter", "draft"),
         steps=_steps(found.get("profile", ())),
-        accuracy=_object(folder / "accuracy.json"),
+        accuracy=_accuracy(folder / "accuracy.json"),
     )
 
 
@@ -174,6 +174,13 @@ def _object(path: Path) -> Record | None:
         raise RecordError(f"{path}: not JSON; was it edited? run the command again that wrote it") from None
     if not isinstance(found, dict):
         raise RecordError(f"{path}: no JSON object; run the command again that wrote it")
+    return found
+
+
+def _accuracy(path: Path) -> Record | None:
+    found = _object(path)
+    if found is not None and not {"drafts", "claims"} <= found.keys():
+        raise RecordError(f"{path}: this is not what shallowdraft accuracy --json prints; write it again")
     return found
 
 
@@ -212,9 +219,8 @@ def label(named: Sequence[tuple[str, str, str]]) -> list[str]:
     counts = (count for count in range(1, longest + 1) if len({_end(one, count) for one in drafts}) == len(drafts))
     count = next(counts, longest)
     short = {"model": "", "tree": "tree "}
-    return [
-        _cut(short[drafter] + _end(draft, count)) if drafter in short else _cut(name) for drafter, draft, name in named
-    ]
+    found = [_cut(short[kind] + _end(draft, count) if kind in short else name) for kind, draft, name in named]
+    return found if len(set(found)) == len(found) else [f"{at} {one}" for at, one in enumerate(found, 1)]
 
 
 def _end(path: str, count: int) -> str:
