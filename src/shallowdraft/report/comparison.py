@@ -5,7 +5,7 @@ from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import INK, NEAR, UNFINISHED, Cell, Figure, Gap, Table, chosen, data, rows_high
+from shallowdraft.report.figures import INK, NEAR, UNFINISHED, Cell, Figure, Gap, Table, chosen, data, legend, rows_high
 from shallowdraft.report.run import Entry, Run
 
 
@@ -35,7 +35,8 @@ def compare(first: Run, second: Run) -> Figure | Gap:
         alt.Tooltip("speed_up:Q", title="speed-up", format=".3f"),
         alt.Tooltip("tokens_per_s:Q", title="tokens a second", format=".1f"),
     ]
-    shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=list(names), range=["circle", "diamond"]))
+    marks = alt.Scale(domain=list(names), range=["circle", "diamond"])
+    shape = alt.Shape("kind:N", title=None, scale=marks, legend=legend(names))
     points = base.mark_point(filled=True, size=70, opacity=1).encode(
         x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR), shape=shape, tooltip=tooltip
     )

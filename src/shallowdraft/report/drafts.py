@@ -21,6 +21,7 @@ from shallowdraft.report.figures import (
 )
 from shallowdraft.report.run import Entry, Run
 
+UPRIGHT = 3  # names of sets that fit beside each other
 DARK = 0.6  # of the range of colours: from there on numbers are white
 
 
@@ -92,8 +93,9 @@ def tar_by_set(run: Run) -> Figure | Gap:
     rows = [_cell(one, name) for one in found for name in run.sets if name in one.replay["sets"]]
     order = [one.label for one in found]
     low, high = min(row["tar"] for row in rows), max(row["tar"] for row in rows)
+    angle = -30 if len(run.sets) > UPRIGHT else 0
     base = alt.Chart(data(rows)).encode(
-        x=alt.X("set:N", sort=run.sets, title="prompt set", axis=alt.Axis(labelAngle=-30, labelLimit=100)),
+        x=alt.X("set:N", sort=run.sets, title="prompt set", axis=alt.Axis(labelAngle=angle, labelLimit=100)),
         y=alt.Y("label:N", sort=order, title=None),
     )
     cells = base.mark_rect().encode(

@@ -12,10 +12,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 DASHES = ((1, 0), (6, 2), (2, 2), (8, 2, 2, 2), (4, 4), (1, 3))
 SIZE = "lookahead: draft tokens an iteration (trees: nodes)"
+SOLID = [1, 0]
 OTHERS, GREY = "others", "#8A8A8A"
 NEAR = alt.Scale(zero=False, nice=False, padding=14)  # around the data, with room for bars at its edges
 INK = "currentColor"  # the page's, light or dark
-LABEL_LIMIT = 150  # pixels
+LABEL_LIMIT = 165  # pixels, enough for the longest label
+SHORT_LABEL = 16  # characters
 WIDTH = 560  # of a chart outside the page
 
 CONFIG: dict[str, Any] = {
@@ -26,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "axisQuantitative": {"tickCount": 6},
     "axisY": {"labelLimit": LABEL_LIMIT},
     "rule": {"strokeWidth": 1.5},
-    "legend": {"orient": "bottom", "columns": 2, "labelFontSize": 12, "labelLimit": LABEL_LIMIT, "title": None},
+    "legend": {"orient": "bottom", "labelFontSize": 12, "labelLimit": LABEL_LIMIT, "title": None},
     "text": {"fontSize": 12},
 }
 
@@ -98,7 +100,8 @@ def shown(cell: Cell) -> str:
         return "–"
     if isinstance(cell, float):
         size = abs(cell)
-        return f"{cell:,.0f}" if size >= 100 else f"{cell:.1f}" if size >= 10 else f"{cell:.{2 if size >= 0.1 else 4}f}"
+        digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or not size else 4
+        return f"{cell:,.{digits}f}"
     return f"{cell:,}" if isinstance(cell, int) else cell
 
 
@@ -125,18 +128,25 @@ def _styled(series: Iterable[str], styles: Sequence[Any], other: Any) -> alt.Sca
     return alt.Scale(domain=names, range=[styles[at] if name != OTHERS else other for at, name in enumerate(names)])
 
 
-def coloured(series: Mapping[str, str]) -> alt.Color:
-    return alt.Color("series:N", scale=_styled(series.values(), (*COLOURS, GREY), GREY), legend=alt.Legend())
+def legend(names: Iterable[str], *, lines: bool = False) -> alt.Legend:
+    """In columns, as far as a phone has room for them."""
+    columns = 2 if max(map(len, names)) <= SHORT_LABEL else 1
+    return alt.Legend(columns=columns, symbolType="stroke", symbolSize=400) if lines else alt.Legend(columns=columns)
+
+
+def coloured(series: Mapping[str, str], *, lines: bool = False) -> alt.Color:
+    scale = _styled(series.values(), (*COLOURS, GREY), GREY)
+    return alt.Color("series:N", scale=scale, legend=legend(series.values(), lines=lines))
 
 
 def shaped(series: Mapping[str, str]) -> alt.Shape:
-    return alt.Shape("series:N", scale=_styled(series.values(), (*SHAPES, "circle"), "circle"), legend=alt.Legend())
+    scale = _styled(series.values(), (*SHAPES, "circle"), "circle")
+    return alt.Shape("series:N", scale=scale, legend=legend(series.values()))
 
 
 def dashed(series: Mapping[str, str]) -> alt.StrokeDash:
-    solid = [1, 0]
-    styles = [list(one) for one in DASHES]
-    return alt.StrokeDash("series:N", scale=_styled(series.values(), [*styles, solid], solid), legend=alt.Legend())
+    scale = _styled(series.values(), [*map(list, DASHES), SOLID], SOLID)
+    return alt.StrokeDash("series:N", scale=scale, legend=legend(series.values(), lines=True))
 
 
 def faded() -> Any:
@@ -146,7 +156,8 @@ def faded() -> Any:
 
 def chosen(names: Sequence[str]) -> alt.Color:
     """Colours of a few things that are no proposers."""
-    return alt.Color("kind:N", scale=alt.Scale(domain=list(names), range=list(COLOURS[: len(names)])), title=None)
+    scale = alt.Scale(domain=list(names), range=list(COLOURS[: len(names)]))
+    return alt.Color("kind:N", scale=scale, title=None, legend=legend(names))
 
 
 def rows_high(count: int) -> int:

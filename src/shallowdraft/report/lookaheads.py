@@ -35,7 +35,8 @@ def speed_by_lookahead(run: Run) -> Figure | Gap:
     series = series_of(found)
     rows = [row | {"series": series[one.label]} for one in found for row in _curve(one)]
     x = alt.X("size:Q", title=SIZE, axis=alt.Axis(tickMinStep=1))
-    base = alt.Chart(data(rows[::-1])).encode(x=x, color=coloured(series), opacity=faded(), detail="label:N")
+    colour = coloured(series, lines=True)
+    base = alt.Chart(data(rows[::-1])).encode(x=x, color=colour, opacity=faded(), detail="label:N")
     lines = base.mark_line().encode(
         y=alt.Y("speed_up:Q", title="predicted speed-up", scale=NEAR), strokeDash=dashed(series)
     )
@@ -107,7 +108,7 @@ def acceptance_by_position(run: Run) -> Figure | Gap:
     base = alt.Chart(data(rows[::-1])).encode(
         x=alt.X("position:Q", title="place in the proposal", axis=alt.Axis(tickMinStep=1)),
         y=alt.Y("share:Q", title="iterations that keep it", axis=alt.Axis(format="%")),
-        color=coloured(series),
+        color=coloured(series, lines=True),
         opacity=faded(),
         detail="label:N",
     )

@@ -6,7 +6,19 @@ from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import INK, NEAR, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high
+from shallowdraft.report.figures import (
+    INK,
+    NEAR,
+    UNFINISHED,
+    Figure,
+    Gap,
+    Table,
+    chosen,
+    data,
+    legend,
+    percent,
+    rows_high,
+)
 from shallowdraft.report.run import Entry, Run
 
 PREDICTED, MEASURED = "predicted", "measured"
@@ -24,9 +36,10 @@ def speed_ups(run: Run) -> Figure | Gap:
         yOffset=alt.YOffset("kind:N", sort=[PREDICTED, MEASURED]),
         color=chosen((PREDICTED, MEASURED)),
     )
+    marks = alt.Scale(domain=[PREDICTED, MEASURED], range=["circle", "diamond"])
     points = base.mark_point(filled=True, size=70, opacity=1).encode(
         x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
-        shape=alt.Shape("kind:N", scale=alt.Scale(domain=[PREDICTED, MEASURED], range=["circle", "diamond"])),
+        shape=alt.Shape("kind:N", title=None, scale=marks, legend=legend((PREDICTED, MEASURED))),
         tooltip=[
             alt.Tooltip("name:N", title="proposer"),
             alt.Tooltip("kind:N", title="how known"),

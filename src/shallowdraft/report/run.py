@@ -14,7 +14,7 @@ from shallowdraft.shapes import parse
 FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
 """Names of files and kinds of records."""
 RANDOM = "random:"  # what the name of a draft begins with that was timed with random weights
-LONGEST_LABEL = 28
+LONGEST_LABEL = 22
 
 Interval = tuple[float, float]
 

@@ -4,10 +4,13 @@ Drafting and verifying scale with their factors and, being bound by memory at ba
 of an iteration stays. TAR - 1, the accepted tokens, scales too, as far as the lookahead allows.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
 
+from shallowdraft.cost import Prediction
 from shallowdraft.report.figures import (
     INK,
     NEAR,
@@ -23,7 +26,7 @@ from shallowdraft.report.figures import (
     faded,
     series_of,
 )
-from shallowdraft.report.run import Run
+from shallowdraft.report.run import Entry, Run
 
 SLIDERS = {
     "draft_latency": ("draft latency ×", 0.1, 4.0, 0.05),
@@ -78,7 +81,7 @@ def what_if(run: Run) -> Figure | Gap:
     curves = base.mark_line(point=True).encode(
         x=x,
         y=y,
-        color=coloured(series),
+        color=coloured(series, lines=True),
         strokeDash=dashed(series),
         opacity=faded(),
         detail="label:N",
@@ -103,11 +106,24 @@ def what_if(run: Run) -> Figure | Gap:
     table = Table(columns, [tuple(1e3 * row[n] if n.endswith("_s") else row[n] for n in names) for row in rows])
     sizes = sorted({row["size"] for row in rows})
     note = (
-        "Move the sliders: the curves and the best choice follow. More bandwidth makes drafting, verifying and plain "
-        "decoding faster alike; what else an iteration does stays as it is."
+        "Move the sliders: the curves and the best choice, as predicted, follow. More bandwidth makes drafting, "
+        "verifying and plain decoding faster alike; what else an iteration does stays as it is."
     )
     chart = alt.layer(*layers).add_params(*params(sizes))
-    return Figure("what-if", "What if the draft were faster, or were accepted more often?", chart, table, note, 320)
+    return Figure("what-if", _finding(found), chart, table, note, 320)
+
+
+def _finding(found: Sequence[Entry]) -> str:
+    """What drafts that take half the time would bring."""
+    curves = [(one.label, point) for one in found for point in one.curve]
+    now = max(point.speed_up for _, point in curves)
+    label, best = max(((label, _halved(point)) for label, point in curves), key=lambda one: one[1].speed_up)
+    said = f"What if? Were drafting twice as fast, the best would be {label} {best.where}"
+    return f"{said}: {best.speed_up:.2f} times plain decoding instead of {now:.2f}."
+
+
+def _halved(one: Prediction) -> Prediction:
+    return replace(one, iteration=replace(one.iteration, draft_s=one.iteration.draft_s / 2))
 
 
 def _said(base: alt.Chart, begin: str, y: int) -> Any:

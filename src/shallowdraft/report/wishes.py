@@ -42,7 +42,7 @@ def required_tar(run: Run) -> Figure | Gap:
     ]
     x = alt.X("speed_up:Q", title="wanted speed-up", scale=NEAR)
     y = alt.Y("tar:Q", title="TAR that it takes", scale=NEAR)
-    style = {"x": x, "y": y, "color": coloured(series), "opacity": faded()}
+    style = {"x": x, "y": y, "color": coloured(series, lines=True), "opacity": faded()}
     lines = alt.Chart(data(rows)).mark_line().encode(strokeDash=dashed(series), detail="label:N", **style)
     tooltip = [
         alt.Tooltip("name:N", title="proposer"),
@@ -87,4 +87,4 @@ def _finding(found: list[Entry]) -> str:
     second = found[1]
     needed = _needed(second.best, winner.best.speed_up)
     said = f"To be as fast as {winner.label}, {second.label} needs TAR {needed:.2f}; it has {second.best.tar:.2f}"
-    return f"{said}, which should do." if second.best.tar >= needed else f"{said}."
+    return f"{said}, which should be enough." if second.best.tar >= needed else f"{said}."
