@@ -8,8 +8,12 @@ import pytest
 
 from shallowdraft.cli import main
 from shallowdraft.models.synthetic import make_pair
+from shallowdraft.profiling import latency, law
 from shallowdraft.records import Records
+from shallowdraft.replay import traces
+from shallowdraft.report.run import FILES, RANDOM
 from shallowdraft.shapes import parse
+from shallowdraft.study import live
 from shallowdraft.study.inside import KIND, sources
 from shallowdraft.study.study import REPLAYS
 
@@ -61,3 +65,13 @@ def test_the_inside_agrees_with_the_trace_and_the_replay(run: Path):
         assert (len(came_from) - 1) / ends == pytest.approx(row["tar"])
         replaced = [proposal for _, source, proposal in row["tokens"] if source == "correction"]
         assert all(isinstance(one, str) for one in replaced) == (row["drafter"] == "model" or not replaced)
+
+
+def test_a_report_is_made_of_it(run: Path, capsys):
+    assert (FILES["replays"], FILES["inside"], FILES["live"]) == (REPLAYS, KIND, live.KIND)
+    assert (FILES["trace"], FILES["profile"], RANDOM) == (traces.KIND, latency.KIND, law.RANDOM)
+    assert main(["report", str(run)]) == 0
+    html = Path(capsys.readouterr().out.removeprefix("the report is in ").strip()).read_text()
+    assert "Prompt &lt;b&gt;" in html
+    for part in ("speed-up", "prediction", "throughput", "sets", "lookahead", "position", "required", "what-if"):
+        assert f'data-chart="{part}"' in html

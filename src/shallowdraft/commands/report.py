@@ -34,13 +34,13 @@ class Report(Command):
     def run(self) -> int:
         folders = [Path(one) for one in (self.run_folder, self.other) if one is not None]
         out = Path(self.out) if self.out else folders[0] / (FILE if len(folders) == 1 else "comparison.html")
-        print(f"the report is in {write_report(folders, out, self.figures and Path(self.figures))}")
+        print(f"the report is in {write_report(folders, out, self.figures)}")
         if self.figures:
             print(f"charts and tables are in {self.figures}")
         return 0
 
 
-def write_report(folders: list[Path], out: Path, figures: Path | str | None = None) -> Path:
+def write_report(folders: list[Path], out: Path, figures: str | None = None) -> Path:
     """Where it was written to."""
     try:
         from shallowdraft.report.files import write_figures

@@ -7,6 +7,7 @@ from typing import Any
 import altair as alt
 
 from shallowdraft.report.figures import (
+    COLOURS,
     INK,
     NEAR,
     UNFINISHED,
@@ -99,7 +100,7 @@ def predicted_against_measured(run: Run) -> Figure | Gap:
     base = alt.Chart(data(rows))
     x = alt.X("measured:Q", title="measured speed-up", scale=NEAR)
     y = alt.Y("predicted:Q", title="predicted speed-up", scale=NEAR)
-    points = base.mark_point(filled=True, size=80, opacity=1, color="#0072B2").encode(
+    points = base.mark_point(filled=True, size=80, opacity=1, color=COLOURS[0]).encode(
         x=x,
         y=y,
         tooltip=[
@@ -108,8 +109,8 @@ def predicted_against_measured(run: Run) -> Figure | Gap:
             alt.Tooltip("predicted:Q", format=".3f"),
         ],
     )
-    across = base.mark_rule(color="#0072B2").encode(x=alt.X("live_low:Q", scale=NEAR), x2="live_high:Q", y=y)
-    up = base.mark_rule(color="#0072B2").encode(x=x, y=alt.Y("low:Q", scale=NEAR), y2="high:Q")
+    across = base.mark_rule(color=COLOURS[0]).encode(x=alt.X("live_low:Q", scale=NEAR), x2="live_high:Q", y=y)
+    up = base.mark_rule(color=COLOURS[0]).encode(x=x, y=alt.Y("low:Q", scale=NEAR), y2="high:Q")
     same = alt.Chart(data([{"both": end} for end in ends])).mark_line(strokeDash=[4, 4], color=INK)
     diagonal = same.encode(x=alt.X("both:Q", scale=NEAR), y=alt.Y("both:Q", scale=NEAR))
     many = f"in the median over {len(rows)} proposers, {percent(max(errors))} at most"

@@ -5,7 +5,7 @@ from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import COLOURS, INK, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high
+from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high
 from shallowdraft.report.run import Entry, Run, Step
 
 ROOM = 1.2  # for numbers behind bars
@@ -113,14 +113,13 @@ def latency_of_shapes(run: Run) -> Figure | Gap:
         command = f"shallowdraft profile --target {run.target} --shapes auto --out {run.folder}/profile.jsonl"
         return Gap("latency", f"No shapes were timed, so that depth and width cannot be told apart; run {command}")
     rows: list[dict[str, Any]] = [
-        {"shape": one.shape, "layers": one.layers, "kind": f"{one.d_model} wide", "ms": 1e3 * one.step_s}
-        for one in sorted(run.steps, key=lambda one: (-one.d_model, one.layers))
+        {"shape": one.shape, "layers": one.layers, "width": one.d_model, "ms": 1e3 * one.step_s}
+        for one in sorted(run.steps, key=lambda one: (one.d_model, one.layers))
     ]
-    widths = list(dict.fromkeys(row["kind"] for row in rows))
     base = alt.Chart(data(rows)).encode(
         x=alt.X("layers:Q", title="layers", axis=alt.Axis(tickMinStep=1)),
         y=alt.Y("ms:Q", title="ms a draft step"),
-        color=alt.Color("kind:N", sort=widths, scale=alt.Scale(range=list(COLOURS)), title=None),
+        color=alt.Color("width:O", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(title="width", columns=4)),
     )
     tooltip = [alt.Tooltip("shape:N"), alt.Tooltip("ms:Q", format=".4f")]
     chart = alt.layer(base.mark_line(), base.mark_point(filled=True, size=60, opacity=1).encode(tooltip=tooltip))
