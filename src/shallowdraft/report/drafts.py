@@ -163,11 +163,18 @@ def accuracy_against_tar(run: Run) -> Figure | Gap:
     bars = base.mark_rule().encode(y=alt.Y("low:Q", axis=axis), y2="high:Q")
     columns = ("draft", "task", "TAR", "accuracy", "from", "to", "loss")
     cells = ("name", "kind", "tar", "accuracy", "low", "high", "loss")
-    claims = "; ".join(f"{name}: {one['statement']}" for name, one in run.accuracy["claims"].items())
-    finding = f"What accuracy says of TAR: {claims or 'no claim can be tested'}."
-    return Figure(
-        "accuracy", finding, alt.layer(bars, points), Table(columns, [tuple(r[c] for c in cells) for r in rows])
-    )
+    table = Table(columns, [tuple(row[cell] for cell in cells) for row in rows])
+    claims = " ".join(f"{name}: {one['statement']}." for name, one in run.accuracy["claims"].items())
+    note = f"Of drafts alone, by the likelihood of choices. Bars are 95 % intervals over questions. {claims}"
+    return Figure("accuracy", _foretold(run.accuracy["claims"]), alt.layer(bars, points), table, note)
+
+
+def _foretold(claims: dict[str, dict[str, Any]]) -> str:
+    known = {name: one["of_accuracy"] for name, one in claims.items() if one["of_accuracy"] is not None}
+    if not known:
+        return "Accuracy says nothing of TAR here: that of every draft may be chance, or there are too few drafts."
+    said = ", ".join(f"{rank:+.2f} on {name}" for name, rank in known.items())
+    return f"The rank correlation of accuracy with TAR is {said}; at 1 the best model would be accepted most."
 
 
 def _share(score: dict[str, Any]) -> dict[str, float]:

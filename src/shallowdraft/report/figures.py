@@ -10,14 +10,14 @@ from shallowdraft.report.run import Entry
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's, told apart by anyone
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
-DASHES = ((1, 0), (6, 2), (2, 2), (8, 2, 2, 2), (4, 4), (1, 3))
+DASHES = ((1, 0), (6, 2), (2, 2), (8, 2, 2, 2), (4, 4), (10, 4))
 SIZE = "lookahead: draft tokens an iteration (trees: nodes)"
 SOLID = [1, 0]
 OTHERS, GREY = "others", "#8A8A8A"
 NEAR = alt.Scale(zero=False, nice=False, padding=14)  # around the data, with room for bars at its edges
 INK = "currentColor"  # the page's, light or dark
 LABEL_LIMIT = 165  # pixels, enough for the longest label
-SHORT_LABEL = 16  # characters
+SHORT_LABEL = 18  # characters
 WIDTH = 560  # of a chart outside the page
 
 CONFIG: dict[str, Any] = {

@@ -14,6 +14,7 @@ SOURCES = {
     "own": "the target's own token, nothing was proposed",
 }
 HELD_BACK = "·"  # a token without text of its own
+NEW_LINE, RETURN = "\n", "↵"
 
 
 @dataclass(frozen=True)
@@ -83,5 +84,5 @@ def _reading(entry: Entry, row: Record) -> Reading:
 
 
 def _token(text: str, source: str, replaced: str | None) -> Token:
-    tip = None if replaced is None else f"instead of “{replaced}”"
-    return Token(text or HELD_BACK, source, tip)
+    tip = None if replaced is None else f"instead of “{replaced.replace(NEW_LINE, RETURN)}”"
+    return Token(text.replace(NEW_LINE, RETURN + NEW_LINE) or HELD_BACK, source, tip)
