@@ -45,13 +45,16 @@ EXPRESSIONS = {
 """In the order in which they are computed."""
 
 
-def params(lookaheads: list[int]) -> list[alt.Parameter]:
+def params(sizes: Sequence[int]) -> list[alt.Parameter]:
+    """Sliders; where sizes have gaps, a list of them."""
     found = [
         alt.param(name=name, value=1, bind=alt.binding_range(name=title, min=low, max=high, step=step))
         for name, (title, low, high, step) in SLIDERS.items()
     ]
-    bind = alt.binding_range(name=LOOKAHEAD, min=min(lookaheads), max=max(lookaheads), step=1)
-    return [*found, alt.param(name=LOOKAHEAD, value=lookaheads[len(lookaheads) // 2], bind=bind)]
+    whole = list(range(min(sizes), max(sizes) + 1)) == list(sizes)
+    slider = alt.binding_range(name=LOOKAHEAD, min=min(sizes), max=max(sizes), step=1)
+    bind = slider if whole else alt.binding_select(name=LOOKAHEAD, options=list(sizes))
+    return [*found, alt.param(name=LOOKAHEAD, value=sizes[len(sizes) // 2], bind=bind)]
 
 
 def what_if(run: Run) -> Figure | Gap:

@@ -31,10 +31,11 @@ def required_tar(run: Run) -> Figure | Gap:
     if not found:
         return Gap("required", UNFINISHED)
     winner, series = found[0].best, series_of(found)
+    speed_ups = [one.best.speed_up for one in found]
     rows = [
         _needs(one, speed_up) | {"series": series[one.label]}
         for one in reversed(found)
-        for speed_up in (1.0, FURTHEST * max(other.best.speed_up for other in found))
+        for speed_up in (min(1.0, *speed_ups), FURTHEST * max(speed_ups))
     ]
     here = [
         _needs(one, one.best.speed_up) | {"series": series[one.label], "needed": _needed(one.best, winner.speed_up)}
