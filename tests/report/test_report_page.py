@@ -10,6 +10,7 @@ import vl_convert
 from made_run import make_run
 
 from shallowdraft.cli import main
+from shallowdraft.commands.study import Study
 from shallowdraft.report.figures import Table, shown
 from shallowdraft.report.files import markdown
 from shallowdraft.report.page import make, render
@@ -165,6 +166,7 @@ def test_no_model_is_loaded(tmp_path: Path):
     script = f"""
 import sys
 from shallowdraft.cli import main
+from shallowdraft.commands.study import Study
 assert main(["report", {str(run)!r}]) == 0
 assert "torch" not in sys.modules
 """
@@ -175,6 +177,16 @@ def test_what_to_install_is_said(tmp_path: Path, capsys, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "shallowdraft.report.page", None)
     assert main(["report", str(make_run(tmp_path / "run"))]) == 2
     assert "pip install 'shallowdraft[report]'" in capsys.readouterr().err
+
+
+def test_the_demo_ends_with_a_report(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    run = make_run(tmp_path / "run")
+    monkeypatch.setattr(Study, "run", lambda _: 0)
+    assert main(["demo", "--out", str(run)]) == 0
+    assert f"the report is in {run / 'report.html'}" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "shallowdraft.report.page", None)
+    assert main(["demo", "--out", str(run)]) == 0
+    assert "pip install 'shallowdraft[report]'" in capsys.readouterr().out
 
 
 def test_labels_tell_drafts_apart():
