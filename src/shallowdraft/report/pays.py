@@ -83,7 +83,8 @@ def _fastest(run: Run) -> str:
     low, high = first.bounds
     said = f"{first.label} {first.best.where} is fastest: {first.speed_up:.2f} times plain decoding, {first.how} "
     losing = sum(one.speed_up < 1 for one in run.predicted)
-    rest = f"; {losing} of {len(run.predicted)} are slower than plain decoding" if losing else ""
+    verb = "is" if losing == 1 else "are"
+    rest = f"; {losing} of {len(run.predicted)} {verb} slower than plain decoding" if losing else ""
     return f"{said}(95 %: {low:.2f} to {high:.2f}){rest}."
 
 
