@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-slow check bench zoo clean
+.PHONY: demo test test-slow test-browser check bench zoo clean
 
 demo: $(READY)
 	$(BIN)/shallowdraft demo
@@ -13,6 +13,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow --numprocesses auto --dist worksteal
+
+test-browser: $(READY)
+	$(BIN)/pytest -m browser
 
 check: $(READY)
 	$(BIN)/ruff check

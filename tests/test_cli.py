@@ -27,6 +27,7 @@ VERBS = (
     "profile",
     "predict",
     "study",
+    "report",
 )
 
 

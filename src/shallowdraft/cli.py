@@ -28,6 +28,7 @@ from shallowdraft.commands.profile import Profile
 from shallowdraft.commands.prune import Prune
 from shallowdraft.commands.record import Record
 from shallowdraft.commands.replay import Replay
+from shallowdraft.commands.report import Report
 from shallowdraft.commands.skip_search import SkipSearch
 from shallowdraft.commands.study import Study
 from shallowdraft.commands.zoo import Zoo
@@ -37,6 +38,7 @@ SPINS = "30000"  # about 50 us, then a waiting thread sleeps
 
 Verb = (
     Annotated[Study, subcommand("study")]
+    | Annotated[Report, subcommand("report")]
     | Annotated[Generate, subcommand("generate")]
     | Annotated[Inspect, subcommand("inspect")]
     | Annotated[Record, subcommand("record")]

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -73,6 +73,21 @@ class Records:
         lines = _lines(self.path)
         next(lines)
         return lines
+
+    def latest(self, *names: str) -> dict[str, Record]:
+        """The last record of each key, which is what these fields hold."""
+        return {_key(record, names): record for record in self}
+
+    def renew(self, records: Iterable[Record], *names: str) -> None:
+        """Append those that say something else than the last one of their key."""
+        known = self.latest(*names)
+        for record in records:
+            if known.get(_key(record, names)) != json.loads(json.dumps(record)):
+                self.append(record)
+
+
+def _key(record: Record, names: Iterable[str]) -> str:
+    return json.dumps([record.get(name) for name in names])
 
 
 def provenance(**more: Any) -> Record:

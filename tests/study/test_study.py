@@ -146,7 +146,8 @@ def test_every_way_to_propose_is_in_one_table_and_nothing_is_done_twice(models: 
         assert row["live"]["tar"] == pytest.approx(row["tar"])
         assert (row["nodes"] == len(row["tree"]) == 3) == (row["drafter"] in ("tree", "medusa"))
     before = {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")}
-    assert set(before) == {"trace.jsonl", "profile.jsonl", "live.jsonl", "skips.jsonl"}
+    files = {"trace.jsonl", "replays.jsonl", "profile.jsonl", "live.jsonl", "inside.jsonl", "skips.jsonl"}
+    assert set(before) == files
     assert main([one for one in given if one != "--json"]) == 0
     assert {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")} == before
     assert "medusa" in capsys.readouterr().out

@@ -1,10 +1,12 @@
 """shallowdraft demo: a study of the models that ship with the package."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from shallowdraft.commands.options import DraftCommand
+from shallowdraft.commands.report import FILE, write_report
 from shallowdraft.commands.study import Study
-from shallowdraft.errors import CheckpointError
+from shallowdraft.errors import CheckpointError, OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +14,8 @@ class Demo(DraftCommand):
     """Study the models that ship with the package: which draft is fastest here, and does it pay? No download.
 
     The target is among the drafts: as a draft it has weights of 8 bits. The same as `shallowdraft study --target
-    zoo:target --drafts zoo:… --prompts zoo --lookaheads 1:8 --out demo`; takes about two minutes on two cores.
+    zoo:target --drafts zoo:… --prompts zoo --lookaheads 1:8 --out demo` and `shallowdraft report demo`; takes about two
+    minutes on two cores.
     """
 
     out: str = "demo"
@@ -24,7 +27,7 @@ class Demo(DraftCommand):
         drafts = tuple(f"zoo:{name}" for name in zoo.names())
         if not drafts:
             raise CheckpointError("the zoo is empty; build it from a folder of text: make zoo CORPUS=DIR")
-        return Study(
+        code = Study(
             target="zoo:target",
             drafts=drafts,
             prompts=("zoo",),
@@ -36,3 +39,10 @@ class Demo(DraftCommand):
             threads=self.threads,
             debug=self.debug,
         ).run()
+        try:
+            made = write_report([Path(self.out)], Path(self.out) / FILE)
+        except OptionError as error:  # the study is done all the same
+            print(error)
+        else:
+            print(f"the report is in {made}; open it in a browser")
+        return code

@@ -184,7 +184,7 @@ def show(found: "Found", target: str, out: str) -> None:
         console.print(
             "outputs with every draft are those without" if same else "[red]outputs differ, see live.jsonl[/red]"
         )
-    console.print(f"records and study.json are in {out}", style="dim", soft_wrap=True)
+    console.print(f"records and study.json are in {out}; look at them: shallowdraft report {out}", soft_wrap=True)
 
 
 def _cells(row: "Row", *, narrow: bool) -> tuple[str, ...]:

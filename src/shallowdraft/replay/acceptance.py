@@ -7,6 +7,7 @@ x, the draft's proposal was accepted with probability min(1, q(x) / p(x)).
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from shallowdraft.decoding.ways import Way
 from shallowdraft.models.model import Model
 from shallowdraft.replay.replays import Replay
 from shallowdraft.replay.traces import Output, Trace, predictions
-from shallowdraft.replay.walk import Floats, Walk, walk
+from shallowdraft.replay.walk import Floats, Walk, iterations_of, walk
 
 LOOKAHEADS = tuple(range(1, MAX_LOOKAHEAD + 1))
 
@@ -38,6 +39,11 @@ class Acceptance(Replay):
 
     def way(self, size: int) -> Way:
         return Way(self.draft, size)
+
+    def iterations_in(self, row: int, size: int) -> list[tuple[int, int]]:
+        kept = iterations_of([one >= 1 for one in self.accepted[row]], size, self.room[row])
+        starts = accumulate((count + 1 for count in kept), initial=0)
+        return [(count, size if at + size <= self.room[row] else 0) for count, at in zip(kept, starts, strict=False)]
 
 
 def replay(draft: Model, trace: Trace, *, fits: bool = False) -> Acceptance:
@@ -71,3 +77,9 @@ def acceptances(draft: Model, output: Output, sampling: Sampling, vocab: int) ->
         p_x = torch.tensor(output.logprobs[done : done + len(tokens)], dtype=torch.float64).exp()
         done += len(tokens)
         yield (q_x.cpu() / p_x).clamp(max=1.0)
+
+
+def choices(draft: Model, output: Output, vocab: int) -> list[int]:
+    """The draft's likeliest token in every place behind the first, as far as its context reaches."""
+    passes = predictions(draft.decoder, output, first=1)
+    return [token for logits, _ in passes for token in logits[:, :vocab].argmax(-1).tolist()]

@@ -30,6 +30,10 @@ class Replay(ABC):
     def way(self, size: int) -> Way:
         """How to propose at a size."""
 
+    @abstractmethod
+    def iterations_in(self, row: int, size: int) -> list[tuple[int, int]]:
+        """Of one output, decoded greedily: the draft tokens that each iteration keeps, and how many it proposes."""
+
     def proposed(self, size: int) -> dict[int, Floats]:
         """Of each output [N], iterations by how many tokens deep they propose."""
         return {self.way(size).lookahead: self.walk.at(size)}
@@ -94,6 +98,11 @@ class Counted(Replay):
     def iterations(self, size: int) -> list[list[int]]:
         """For each output, the draft tokens that each iteration keeps."""
         return [steps(row) for row in self.kept[size]]
+
+    def iterations_in(self, row: int, size: int) -> list[tuple[int, int]]:
+        kept, depth = self.kept[size][row], self.way(size).lookahead
+        offered = self.offered[size][row] if self.offered else [depth] * len(kept)
+        return [(kept[at], offered[at]) for at in places(kept)]
 
     @cached_property
     def walk(self) -> Walk:

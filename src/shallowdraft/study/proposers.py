@@ -34,6 +34,10 @@ class Proposer:
     """To generate with it; lookahead and tree are a way's."""
     replay: Callable[[Trace, Sequence[int], Path], Replay] = field(repr=False)
     """Given a trace, sizes of proposals and a folder for what takes time to find."""
+    layers: int = 0
+    """Of a draft model; what else proposes has none of its own."""
+    parameters: int = 0
+    """Likewise."""
 
     @property
     def whose(self) -> Whose:
@@ -55,6 +59,8 @@ def drafting_model(draft: Model) -> Proposer:
         draft.shape.context,
         Options(draft=draft),
         lambda trace, _sizes, _folder: replay(draft, trace, fits=True),
+        draft.shape.layers,
+        draft.shape.parameters,
     )
 
 
@@ -68,6 +74,8 @@ def branching_model(draft: Model) -> Proposer:
         draft.shape.context,
         Options(draft=draft, drafter="tree"),
         lambda trace, sizes, _folder: replay_trees(draft, trace, sizes, fits=True),
+        draft.shape.layers,
+        draft.shape.parameters,
     )
 
 

@@ -18,15 +18,19 @@ from shallowdraft.errors import OptionError, ShallowdraftError
 from shallowdraft.models.model import Model
 from shallowdraft.profiling.latency import Profile, about, measure, points, read_profile
 from shallowdraft.prompts import Prompt
+from shallowdraft.records import Record, Records
 from shallowdraft.replay.replays import Replay
 from shallowdraft.replay.traces import Output, Trace, read_trace, record
 from shallowdraft.study.forecast import forecast, forecast_at, interval
+from shallowdraft.study.inside import keep_inside
 from shallowdraft.study.live import Measured, measured, run_live
 from shallowdraft.study.proposers import Proposer
 
 Follow = Callable[[str, Iterator[int], int], None]
 """Given what is being done, an iterator of how much is done that must be taken to its end, and how much there is."""
 
+REPLAYS = "replays"
+SHOWN = 3  # proposers whose generations can be looked into
 NODES = (4, 8, 16)  # of trees, unless others are named
 ALWAYS_MEASURED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # lookaheads; the others lie between
 
@@ -63,6 +67,8 @@ class Row:
     interval: tuple[float, float]
     """Of the predicted speed-up: the bootstrap of TAR over prompts."""
     live: Measured | None = None
+    curve: Mapping[int, cost.Prediction] = field(default_factory=dict, repr=False)
+    """At every size, on the machine as it was while profiling."""
 
     @property
     def speed_up(self) -> float:
@@ -109,6 +115,7 @@ class Study:
                     "iteration": asdict(row.prediction.iteration),
                     "waterfall": asdict(row.prediction.waterfall),
                     "live": None if row.live is None else row.live.to_json(),
+                    "curve": [_flat(one) for one in row.curve.values()],
                 }
                 for row in self.rows
             ],
@@ -130,21 +137,39 @@ def study(
         raise OptionError("no draft can be used: " + "; ".join(f"{name}: {why}" for name, why in left_out.items()))
     trace = _recorded(target, plan, folder / "trace.jsonl", follow)
     found = _replayed(proposers, trace, plan, folder, left_out, follow)
+    _keep(found, trace, plan, folder / "replays.jsonl")
     profile = _profiled(target, found, plan, folder / "profile.jsonl", follow)
-    made = [(one, replayed, _best(one, replayed, profile, plan)) for one, replayed in found]
-    made.sort(key=lambda one: -one[2].tokens_per_s)
-    best = [(one, replayed.way(prediction.size)) for one, replayed, prediction in made[: plan.live]]
+    made = [(one, replayed, forecast(replayed, profile, plan.sizes(one))) for one, replayed in found]
+    made.sort(key=lambda one: -cost.best(one[2]).tokens_per_s)
+    best = [(one, replayed.way(cost.best(curve).size)) for one, replayed, curve in made[: plan.live]]
     live = _verified(target, best, trace, plan, folder / "live.jsonl", follow)
-    rows = [_row(*one, profile, live) for one in made]
-    rows.sort(key=lambda row: (row.live is None, -row.speed_up))
+    ranked = [(_row(*one, profile, live), one[1]) for one in made]
+    ranked.sort(key=lambda one: (one[0].live is None, -one[0].speed_up))
+    shown = [(row.proposer, replayed, row.prediction.size) for row, replayed in ranked[:SHOWN]]
+    keep_inside(target, shown, folder / "inside.jsonl")
+    rows = [row for row, _ in ranked]
     met = [row.live.plain_tokens_per_s for row in rows if row.live]
     result = Study(rows, median(met) if met else 1 / profile.plain_s(trace.mean_context), left_out)
     _write(folder / "study.json", result.to_json())
     return result
 
 
-def _best(proposer: Proposer, found: Replay, profile: Profile, plan: Plan) -> cost.Prediction:
-    return cost.best(forecast(found, profile, plan.sizes(proposer)))
+def _flat(one: cost.Prediction) -> Record:
+    sizes = {"size": one.size, "lookahead": one.lookahead, "nodes": one.nodes}
+    return sizes | {"tar": one.tar, **asdict(one.iteration), "plain_s": one.plain_s}
+
+
+def _keep(found: Sequence[tuple[Proposer, Replay]], trace: Trace, plan: Plan, path: Path) -> None:
+    """What every replay knows, for the report."""
+    file = Records.open(path, REPLAYS, {"target": trace.target})
+    file.renew((_kept(*one, plan) for one in found), "drafter", "draft")
+
+
+def _kept(proposer: Proposer, found: Replay, plan: Plan) -> Record:
+    names = ("name", "drafter", "draft", "shape", "layers", "parameters")
+    by_position = found.walk.acceptance_by_position(max(plan.sizes(proposer))).tolist()
+    about = {name: getattr(proposer, name) for name in names}
+    return found.to_json() | about | {"acceptance_by_position": by_position}
 
 
 def _recorded(target: Model, plan: Plan, path: Path, follow: Follow) -> Trace:
@@ -201,14 +226,19 @@ def timed_at(lookaheads: Sequence[int]) -> list[int]:
 
 
 def _row(
-    proposer: Proposer, found: Replay, prediction: cost.Prediction, profile: Profile, live: Mapping[Way, Measured]
+    proposer: Proposer,
+    found: Replay,
+    curve: Mapping[int, cost.Prediction],
+    profile: Profile,
+    live: Mapping[Way, Measured],
 ) -> Row:
     """What was verified live is predicted again for the speed of plain decoding that it met."""
+    prediction = cost.best(curve)
     way = found.way(prediction.size)
     run = live.get(way)
     if run:
         prediction = forecast_at(found, profile, prediction.size, run.states)
-    return Row(proposer, way, prediction, interval(found, prediction), run)
+    return Row(proposer, way, prediction, interval(found, prediction), run, curve)
 
 
 def _verified(

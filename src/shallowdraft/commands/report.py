@@ -1,0 +1,57 @@
+"""shallowdraft report: a study's records as one page to look at."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from shallowdraft.commands.options import Command, Name
+from shallowdraft.errors import OptionError
+
+FILE = "report.html"
+MISSING = "the report needs altair and vl-convert; install them: pip install 'shallowdraft[report]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Command):
+    """Make one HTML page of a study: does it pay, which draft, which lookahead, why, what would be better.
+
+    It is made from the run's records alone, opens anywhere without a network, and can be made again at any time, also
+    while a study is unfinished. Two runs are compared.
+    Example: shallowdraft report run --figures figures
+    """
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """Folder of a study."""
+    other: Annotated[Positional[str | None], arg(metavar="RUN_B")] = None
+    """Another one to compare it with."""
+    out: Name = None
+    """File to write. Default: report.html in RUN, comparison.html for two."""
+    figures: Name = None
+    """Folder for every chart as SVG and PNG and every table as CSV and Markdown."""
+
+    def run(self) -> int:
+        folders = [Path(one) for one in (self.run_folder, self.other) if one is not None]
+        out = Path(self.out) if self.out else folders[0] / (FILE if len(folders) == 1 else "comparison.html")
+        print(f"the report is in {write_report(folders, out, self.figures)}")
+        if self.figures:
+            print(f"charts and tables are in {self.figures}")
+        return 0
+
+
+def write_report(folders: list[Path], out: Path, figures: str | None = None) -> Path:
+    """Where it was written to."""
+    try:
+        from shallowdraft.report.files import write_figures
+        from shallowdraft.report.page import make, render
+    except ImportError as error:
+        raise OptionError(MISSING) from error
+    from shallowdraft.report.run import read_run
+
+    page = make([read_run(folder) for folder in folders])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(render(page), encoding="utf-8")
+    if figures:
+        write_figures(page.figures, Path(figures))
+    return out

@@ -1,0 +1,182 @@
+"""Which draft: throughput against TAR, TAR by prompt set, accuracy against TAR."""
+
+from typing import Any
+
+import altair as alt
+
+from shallowdraft.report.figures import (
+    NEAR,
+    NO_REPLAYS,
+    UNFINISHED,
+    Figure,
+    Gap,
+    Table,
+    chosen,
+    coloured,
+    data,
+    faded,
+    rows_high,
+    series_of,
+    shaped,
+)
+from shallowdraft.report.run import Entry, Run
+
+UPRIGHT = 3  # names of sets that fit beside each other
+DARK = 0.6  # of the range of colours: from there on numbers are white
+
+
+def throughput_against_tar(run: Run) -> Figure | Gap:
+    """The paper's Figure 2."""
+    found = run.predicted
+    if not found:
+        return Gap("throughput", UNFINISHED)
+    series = series_of(found)
+    rows = [_point(one, run) | {"series": series[one.label]} for one in found]
+    chart = (
+        alt.Chart(data(rows[::-1]))
+        .mark_point(filled=True, size=110)
+        .encode(
+            opacity=faded(),
+            x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=NEAR),
+            y=alt.Y("tokens_per_s:Q", title="tokens a second", scale=NEAR),
+            color=coloured(series),
+            shape=shaped(series),
+            tooltip=[
+                alt.Tooltip("name:N", title="proposer"),
+                alt.Tooltip("where:N", title="size"),
+                alt.Tooltip("tar:Q", title="TAR", format=".2f"),
+                alt.Tooltip("tokens_per_s:Q", title="tokens a second", format=".1f"),
+                alt.Tooltip("layers:Q"),
+                alt.Tooltip("parameters:Q", format=","),
+            ],
+        )
+    )
+    columns = ("proposer", "size", "TAR", "tokens/s", "shape", "layers", "parameters")
+    table = Table(columns, [tuple(_point(one, run).values()) for one in found])
+    note = (
+        "Each proposer at its best size, measured where it was run live, else predicted; with the same plain decoding."
+    )
+    return Figure("throughput", _ranking(run), chart, table, note)
+
+
+def _point(one: Entry, run: Run) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "where": one.best.where,
+        "tar": one.best.tar,
+        "tokens_per_s": run.tokens_per_s(one),
+        "shape": one.shape,
+        "layers": one.layers,
+        "parameters": one.parameters,
+    }
+
+
+def _ranking(run: Run) -> str:
+    found = run.predicted
+    fastest, keenest = max(found, key=lambda one: one.speed_up), max(found, key=lambda one: one.best.tar)
+
+    def gives(one: Entry) -> str:
+        return f"{one.label} has {one.best.tar:.2f} and gives {run.tokens_per_s(one):.0f} tokens a second"
+
+    if len(found) == 1:
+        return f"{gives(fastest)}; plain decoding gives {run.plain_tokens_per_s:.0f}."
+    if fastest is keenest:
+        return f"The highest TAR is the fastest: {gives(fastest)}."
+    return f"The highest TAR is not the fastest: {gives(keenest)}, {gives(fastest)}."
+
+
+def tar_by_set(run: Run) -> Figure | Gap:
+    """As the paper's Table 3."""
+    found = [one for one in run.entries if one.replay]
+    if not found:
+        return Gap("sets", NO_REPLAYS)
+    rows = [_cell(one, name) for one in found for name in run.sets if name in one.replay["sets"]]
+    order = [one.label for one in found]
+    low, high = min(row["tar"] for row in rows), max(row["tar"] for row in rows)
+    angle = -30 if len(run.sets) > UPRIGHT else 0
+    base = alt.Chart(data(rows)).encode(
+        x=alt.X("set:N", sort=run.sets, title="prompt set", axis=alt.Axis(labelAngle=angle, labelLimit=100)),
+        y=alt.Y("label:N", sort=order, title=None),
+    )
+    cells = base.mark_rect().encode(
+        color=alt.Color("tar:Q", title="TAR", scale=alt.Scale(scheme="blues"), legend=None),
+        tooltip=[
+            alt.Tooltip("name:N", title="proposer"),
+            alt.Tooltip("set:N", title="prompt set"),
+            alt.Tooltip("tar:Q", title="TAR", format=".2f"),
+            alt.Tooltip("low:Q", title="95 % from", format=".2f"),
+            alt.Tooltip("high:Q", title="95 % to", format=".2f"),
+        ],
+    )
+    dark = low + DARK * (high - low)
+    numbers = base.mark_text().encode(
+        text=alt.Text("tar:Q", format=".2f"),
+        color=alt.condition(f"datum.tar > {dark}", alt.value("white"), alt.value("black")),
+    )
+    columns = ("proposer", "prompt set", "size", "TAR", "from", "to")
+    table = Table(columns, [(r["name"], r["set"], r["size"], r["tar"], r["low"], r["high"]) for r in rows])
+    note = "TAR is the tokens gained an iteration: accepted draft tokens and one of the target's."
+    return Figure("sets", _easiest(rows, run.sets), alt.layer(cells, numbers), table, note, rows_high(len(order)))
+
+
+def _cell(one: Entry, name: str) -> dict[str, Any]:
+    """At the best size; where that is not known, or was not replayed, at the largest."""
+    figures = one.replay["sets"][name]
+    known = str(one.best.size) if one.prediction else ""
+    size = known if known in figures["tar"] else max(figures["tar"], key=int)
+    low, high = figures["tar_interval"][size]
+    about = {"label": one.label, "name": one.name, "set": name, "size": int(size)}
+    return about | {"tar": figures["tar"][size], "low": low, "high": high}
+
+
+def _easiest(rows: list[dict[str, Any]], sets: list[str]) -> str:
+    of_best = [row for row in rows if row["label"] == rows[0]["label"]]
+    most, least = (pick(of_best, key=lambda row: row["tar"]) for pick in (max, min))
+    if len(sets) == 1:
+        return f"On {sets[0]}, {most['label']} gives {most['tar']:.2f} tokens an iteration."
+    return (
+        f"{most['label']} gives most on {most['set']}, {most['tar']:.2f} tokens an iteration, "
+        f"and least on {least['set']}, {least['tar']:.2f}."
+    )
+
+
+def accuracy_against_tar(run: Run) -> Figure | Gap:
+    """The paper's Figure 5."""
+    known = run.accuracy["drafts"] if run.accuracy else []
+    rows = [
+        {"name": draft["name"], "tar": draft["tar"], "kind": name, "loss": score["loss"], **_share(score["accuracy"])}
+        for draft in known
+        if draft["tar"] is not None
+        for name, score in draft["sets"].items()
+    ]
+    if not rows or run.accuracy is None:
+        names = " ".join(one.draft for one in run.entries if one.drafter == "model") or "DRAFT"
+        command = f"shallowdraft accuracy --draft {names} --trace {run.folder}/trace.jsonl --json"
+        return Gap("accuracy", f"No accuracy was measured; run {command} > {run.folder}/accuracy.json")
+    base = alt.Chart(data(rows)).encode(
+        x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=NEAR),
+        color=chosen(list(dict.fromkeys(row["kind"] for row in rows))),
+    )
+    tooltip = [alt.Tooltip("name:N", title="draft"), alt.Tooltip("kind:N", title="task"), alt.Tooltip("accuracy:Q")]
+    axis = alt.Axis(format="%", title="task accuracy")
+    points = base.mark_point(filled=True, size=80, opacity=1).encode(y=alt.Y("accuracy:Q", axis=axis), tooltip=tooltip)
+    bars = base.mark_rule().encode(y=alt.Y("low:Q", axis=axis), y2="high:Q")
+    columns = ("draft", "task", "TAR", "accuracy", "from", "to", "loss")
+    cells = ("name", "kind", "tar", "accuracy", "low", "high", "loss")
+    table = Table(columns, [tuple(row[cell] for cell in cells) for row in rows])
+    claims = " ".join(f"{name}: {one['statement']}." for name, one in run.accuracy["claims"].items())
+    note = f"Of drafts alone, by the likelihood of choices. Bars are 95 % intervals over questions. {claims}"
+    return Figure("accuracy", _foretold(run.accuracy["claims"]), alt.layer(bars, points), table, note)
+
+
+def _foretold(claims: dict[str, dict[str, Any]]) -> str:
+    known = {name: one["of_accuracy"] for name, one in claims.items() if one["of_accuracy"] is not None}
+    if not known:
+        return "Accuracy says nothing of TAR here: that of every draft may be chance, or there are too few drafts."
+    said = ", ".join(f"{rank:+.2f} on {name}" for name, rank in known.items())
+    return f"The rank correlation of accuracy with TAR is {said}; at 1 the best model would be accepted most."
+
+
+def _share(score: dict[str, Any]) -> dict[str, float]:
+    low, high = score["interval"]
+    return {"accuracy": score["value"], "low": low, "high": high}

@@ -1,0 +1,152 @@
+"""The page: one HTML file that needs nothing else."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from shallowdraft.report import drafts, lookaheads, pays, reasons, wishes
+from shallowdraft.report.comparison import compare, run_names
+from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section
+from shallowdraft.report.inside import SOURCES, Generation, generations
+from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.what_if import what_if
+
+SNIPPET = "window.vegaEmbed = vegaEmbed;"
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says, before it is HTML."""
+
+    title: str
+    verdict: str
+    facts: list[tuple[str, dict[str, str]]]
+    """By run."""
+    sections: list[Section]
+    warnings: list[str] = field(default_factory=list)
+    generations: list[Generation] | Gap | None = None
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [figure for section in self.sections for figure in section.figures]
+
+
+def page_of(run: Run) -> Page:
+    sections = [
+        Section("pays", "Does it pay?", [pays.speed_ups(run), pays.predicted_against_measured(run)]),
+        Section(
+            "draft",
+            "Which draft?",
+            [drafts.throughput_against_tar(run), drafts.tar_by_set(run), drafts.accuracy_against_tar(run)],
+        ),
+        Section(
+            "lookahead-section",
+            "Which lookahead?",
+            [lookaheads.speed_by_lookahead(run), lookaheads.acceptance_by_position(run)],
+        ),
+        Section("why", "Why?", [reasons.time_split(run), reasons.waterfall(run), reasons.latency_of_shapes(run)]),
+        Section("better", "What would be better?", [wishes.required_tar(run), what_if(run)]),
+    ]
+    return Page(
+        f"Speculation for {run.target}",
+        verdict_of(run),
+        [("", facts_of(run))],
+        sections,
+        [f"{name} was left out: {why}" for name, why in run.failed.items()],
+        generations(run),
+    )
+
+
+def page_of_two(first: Run, second: Run) -> Page:
+    names, compared = run_names(first, second), compare(first, second)
+    return Page(
+        f"{names[0]} and {names[1]}",
+        compared.finding if isinstance(compared, Figure) else compared.sentence,
+        [
+            (name, {"verdict": verdict_of(run)} | facts_of(run))
+            for name, run in zip(names, (first, second), strict=True)
+        ],
+        [Section("comparison-section", "Side by side", [compared])],
+    )
+
+
+def verdict_of(run: Run) -> str:
+    if run.verdict is None:
+        return UNFINISHED
+    first = run.entries[0]
+    said = run.verdict.replace(first.name, first.label)
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def facts_of(run: Run) -> dict[str, str]:
+    """What the first screen says beside the verdict."""
+    about = run.about
+    found = {"target": " ".join(filter(None, (run.target, about.get("shape"), about.get("dtype"))))}
+    for first in run.predicted[:1]:
+        found["fastest"] = f"{first.label} {first.best.where}"
+        found["speed-up"] = _speed_up(first)
+    if run.plain_tokens_per_s:
+        found["plain decoding"] = f"{run.plain_tokens_per_s:.0f} tokens a second"
+    found["outputs"] = _outputs(run)
+    threads = f", threads: {about['threads']}" if about.get("threads") else ""
+    found["hardware"] = f"{about.get('device', 'unknown: nothing was timed')}{threads}"
+    found["date"] = run.time.replace("T", " ").replace("Z", " UTC")
+    return found
+
+
+def _speed_up(first: Entry) -> str:
+    low, high = first.bounds
+    return f"{first.speed_up:.2f} times ({low:.2f} to {high:.2f}), {first.how}{'' if first.live else ', not measured'}"
+
+
+def _outputs(run: Run) -> str:
+    if not run.live:
+        return "not compared: nothing was run live"
+    wrong = sum(not row["tie"] for row in run.live)
+    ties = sum(row["tie"] and row["differs"] is not None for row in run.live)
+    if wrong:
+        return f"{wrong} of {len(run.live)} differ from plain decoding, see live.jsonl"
+    same = f"identical to plain decoding in all {len(run.live)} live runs"
+    return same if not ties else f"{same}, but for ties of rounding in {ties}"
+
+
+def render(page: Page) -> str:
+    environment = Environment(
+        loader=PackageLoader("shallowdraft.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("page.html").render(
+        page=page,
+        sources=SOURCES,
+        specs=_script({figure.id: figure.spec() for figure in page.figures}),
+        style=Markup(_text("page.css")),
+        script=Markup(_text("page.js")),
+        bundle=_bundle(),
+        is_gap=lambda one: isinstance(one, Gap),
+    )
+
+
+@cache
+def _bundle() -> Markup:
+    """Vega, Vega-Lite and Vega-Embed."""
+    return Markup(vl_convert.javascript_bundle(SNIPPET).replace("</script", "<\\/script"))
+
+
+def _text(name: str) -> str:
+    return resources.files("shallowdraft.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _script(content: dict[str, Any]) -> Markup:
+    """JSON that no browser takes for markup."""
+    return Markup(json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def make(runs: Sequence[Run]) -> Page:
+    """Of one run, or of two that are compared."""
+    return page_of(runs[0]) if len(runs) == 1 else page_of_two(runs[0], runs[1])

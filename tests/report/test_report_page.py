@@ -1,0 +1,204 @@
+"""The page of a run: whole runs, runs with parts missing, hostile text, two runs, bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import vl_convert
+from made_run import make_run
+
+from shallowdraft.cli import main
+from shallowdraft.commands.study import Study
+from shallowdraft.report.figures import Table, shown
+from shallowdraft.report.files import markdown
+from shallowdraft.report.page import make, render
+from shallowdraft.report.run import label, read_run
+
+CHARTS = {
+    "speed-up", "prediction", "throughput", "sets", "lookahead", "position", "time", "waterfall", "required", "what-if",
+}  # fmt: skip
+ACCURACY = {
+    "drafts": [
+        {
+            "name": f"draft {number}",
+            "tar": 1.5 + number,
+            "sets": {"mmlu": {"accuracy": {"value": 0.3, "interval": [0.2, 0.4], "chance": 0.25}, "loss": 2.0}},
+        }
+        for number in range(3)
+    ],
+    "claims": {"mmlu": {"of_accuracy": 0.5, "statement": "accuracy ranks drafts as TAR does to +0.50"}},
+}
+
+
+def drawn(folder: Path) -> set[str]:
+    """Charts of a run's page, each compiled."""
+    figures = make([read_run(folder)]).figures
+    for figure in figures:
+        vl_convert.vegalite_to_vega(figure.spec())
+    return {figure.id for figure in figures}
+
+
+def test_a_run_with_one_draft(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    assert drawn(run) == CHARTS
+    html = render(make([read_run(run)]))
+    assert "Speculation pays: draft-0 at lookahead 2 is 1.38x as fast" in html
+    assert "identical to plain decoding in all 6 live runs" in html
+    assert "No accuracy was measured; run shallowdraft accuracy" in html
+    assert "No shapes were timed" in html
+    assert "a processor, threads: 2" in html
+    assert "http://" not in html.split("<script>")[0]
+
+
+def test_twenty_drafts_on_six_sets_at_twelve_lookaheads_are_no_large_file(tmp_path: Path):
+    sets = [f"set {number}" for number in range(6)]
+    run = make_run(tmp_path / "run", 20, sets=sets, lookaheads=12, shapes=True)
+    (run / "accuracy.json").write_text(json.dumps(ACCURACY))
+    assert drawn(run) == CHARTS | {"latency", "accuracy"}
+    html = render(make([read_run(run)]))
+    assert len(html.encode()) < 5e6
+    assert "At width 128, 4 layers take 3.0 times as long a step as 1." in html
+    assert "The rank correlation of accuracy with TAR is +0.50 on mmlu" in html
+
+
+@pytest.mark.parametrize(
+    ("missing", "gone", "said"),
+    [
+        (["replays"], {"sets", "position"}, "No replays were kept"),
+        (["live"], set(), "not compared: nothing was run live"),
+        (["inside"], set(), "No generation can be looked into"),
+        (["profile", "live"], set(), "unknown: nothing was timed"),
+        (["study"], CHARTS - {"sets", "position"}, "The study has not ended; run the same study command again"),
+        (["study", "replays", "profile", "live", "inside"], CHARTS, "The study has not ended"),
+    ],
+)
+def test_a_missing_part_is_named_and_the_rest_is_shown(tmp_path: Path, missing, gone, said):
+    run = make_run(tmp_path / "run", 2)
+    for name in missing:
+        (run / f"{name}.json{'' if name == 'study' else 'l'}").unlink()
+    assert drawn(run) == CHARTS - gone
+    assert said in render(make([read_run(run)]))
+
+
+def test_a_study_without_live_runs_or_curves(tmp_path: Path):
+    run = make_run(tmp_path / "run", 2)
+    study = json.loads((run / "study.json").read_text())
+    for row in study["rows"]:
+        row["live"] = None
+        del row["curve"]  # as earlier versions wrote it
+    (run / "study.json").write_text(json.dumps(study))
+    assert drawn(run) == CHARTS - {"prediction", "lookahead", "what-if"}
+    html = render(make([read_run(run)]))
+    assert "run the study again with --live 3" in html
+    assert "no predictions at every lookahead" in html
+
+
+def test_a_run_that_was_killed_while_it_wrote(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    (run / "study.json").unlink()
+    with (run / "live.jsonl").open("a") as file:
+        file.write('{"set": "zo')
+    (run / "inside.jsonl").write_text("")
+    assert "The study has not ended" in render(make([read_run(run)]))
+
+
+def test_text_is_shown_and_never_run(tmp_path: Path):
+    evil = "</script><script>alert(1)</script>"
+    run = make_run(tmp_path / "run", 2, prompt=evil, name=f"x{evil}", sets=(evil,))
+    study = json.loads((run / "study.json").read_text())
+    (run / "study.json").write_text(json.dumps(study | {"failed": {evil: evil}}))
+    html = render(make([read_run(run)]))
+    assert "<script>alert" not in html
+    assert html.count("<script") == html.count("</script>") == 3
+    assert "&lt;script&gt;alert(1)" in html
+    assert "instead of “ &lt;b&gt;sits”" in html
+
+
+def test_two_runs(tmp_path: Path, capsys):
+    first, second = make_run(tmp_path / "one" / "run", 2), make_run(tmp_path / "other" / "run", 3)
+    assert main(["report", str(first), str(second), "--out", str(tmp_path / "both.html")]) == 0
+    assert "both.html" in capsys.readouterr().out
+    html = (tmp_path / "both.html").read_text()
+    assert "The best of A: run: draft-1 at lookahead 2" in html
+    assert html.count("Speculation pays: draft") == 2
+    (second / "study.json").unlink()
+    assert "The study has not ended" in render(make([read_run(first), read_run(second)]))
+
+
+@pytest.mark.parametrize("breakage", ["nowhere", "empty", "broken", "lacking", "list", "accuracy"])
+def test_bad_input_says_what_to_do_in_one_line(tmp_path: Path, capsys, breakage: str):
+    run = tmp_path / breakage
+    if breakage != "nowhere":
+        run.mkdir()
+    contents = {"broken": "{", "lacking": '{"rows": [{}]}', "list": "[]"}
+    if breakage in contents:
+        (run / "study.json").write_text(contents[breakage])
+    if breakage == "accuracy":
+        (make_run(run / "run") / "accuracy.json").write_text("{}")
+        run = run / "run"
+    assert main(["report", str(run)]) == 2
+    error = capsys.readouterr().err
+    said = {
+        "nowhere": "there is no such folder",
+        "empty": "holds no records of a study",
+        "lacking": "run the study again",
+        "accuracy": "not what shallowdraft accuracy --json prints",
+    }
+    assert said.get(breakage, "run the command again") in error
+    assert error.count("\n") == 1
+
+
+def test_figures_are_written_for_papers(tmp_path: Path):
+    run, folder = make_run(tmp_path / "run"), tmp_path / "figures"
+    assert main(["report", str(run), "--figures", str(folder)]) == 0
+    assert (run / "report.html").is_file()
+    assert {file.name for file in folder.iterdir()} == {
+        f"{chart}.{ending}" for chart in CHARTS for ending in ("svg", "png", "csv", "md")
+    }
+    assert (folder / "speed-up.csv").read_text().startswith("proposer,size,predicted speed-up")
+    assert (folder / "time.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_model_is_loaded(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    script = f"""
+import sys
+from shallowdraft.cli import main
+from shallowdraft.commands.study import Study
+assert main(["report", {str(run)!r}]) == 0
+assert "torch" not in sys.modules
+"""
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def test_what_to_install_is_said(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "shallowdraft.report.page", None)
+    assert main(["report", str(make_run(tmp_path / "run"))]) == 2
+    assert "pip install 'shallowdraft[report]'" in capsys.readouterr().err
+
+
+def test_the_demo_ends_with_a_report(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    run = make_run(tmp_path / "run")
+    monkeypatch.setattr(Study, "run", lambda _: 0)
+    assert main(["demo", "--out", str(run)]) == 0
+    assert f"the report is in {run / 'report.html'}" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "shallowdraft.report.page", None)
+    assert main(["demo", "--out", str(run)]) == 0
+    assert "pip install 'shallowdraft[report]'" in capsys.readouterr().out
+
+
+def test_labels_tell_drafts_apart():
+    named = [("model", "a/b/draft", ""), ("tree", "a/c/draft", ""), ("ngram", "n-gram", "n-gram")]
+    assert label(named) == ["b/draft", "tree c/draft", "n-gram"]
+    assert label([("model", "zoo:4x128", "")]) == ["zoo:4x128"]
+    assert len(label([("model", "x" * 99, "")])[0]) == 22
+    assert len(set(label([("model", first + "x" * 99, "") for first in "ab"]))) == 2
+
+
+def test_tables():
+    assert [shown(cell) for cell in (None, "a", 1234, 1234.5, 12.34, 1.234, 0.01234)] == [
+        "–", "a", "1,234", "1,234", "12.3", "1.23", "0.0123",
+    ]  # fmt: skip
+    assert markdown(Table(("a|b", "c"), [(1, 2.0)])) == "| a\\|b | c |\n| --- | --- |\n| 1 | 2.00 |\n"
