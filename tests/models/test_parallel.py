@@ -1,0 +1,107 @@
+"""A target that is split over two processes says what it says in one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shallowdraft as sd
+from shallowdraft.errors import OptionError
+from shallowdraft.models.parallel import require_splittable
+from shallowdraft.shapes import NAMED, parse
+
+TEXT = "Once upon a time there was"
+IDS = [5, 17, 3, 88, 41]
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 3}
+DRAFTED: list[dict] = [{}, SAMPLED]
+MORE = [{"lookahead": "auto"}, {"drafter": "tree"}, {"drafter": "several", **SAMPLED}]
+KINDS = ["llama-gqa-tied-head_dim", "llama-biases-linear-rope", "opt-350m"]
+LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+LAUNCH += ["--rdzv-endpoint", "localhost:0"]
+
+
+def outputs(kinds: dict[str, str], *, parallel: bool) -> dict[str, list[list[int]]]:
+    """Tokens of every case, of the zoo and of random models."""
+    found = {}
+    for kind, folder in kinds.items():
+        model = sd.load(folder, parallel=parallel)
+        draft = sd.load_draft("zoo:4x128" if kind == "zoo" else folder)
+        cases = [{}, *({"draft": draft, **case} for case in (DRAFTED if kind == "zoo" else DRAFTED + MORE))]
+        cases += [] if kind == "zoo" else [{"drafter": "skip"}, {"drafter": "ngram"}]
+        prompt = TEXT if kind == "zoo" else IDS
+        found[kind] = [sd.generate(model, prompt, max_new_tokens=24, **case).token_ids for case in cases]
+    return found
+
+
+def without_a_sum(folder: str) -> list[int]:
+    """What a mutant says, which never adds up the processes' shares."""
+    from shallowdraft.models import parallel
+
+    parallel.dist.all_reduce = lambda own: None
+    return sd.generate(sd.load(folder, parallel=True), IDS, max_new_tokens=24).token_ids
+
+
+def launch(*arguments: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *LAUNCH, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def main() -> None:
+    """In each of two processes."""
+    kinds, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    found = outputs(kinds, parallel=True)
+    found["mutant"] = [without_a_sum(kinds[KINDS[0]])]
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    sd.models.processes.leave()
+
+
+@pytest.fixture(scope="module")
+def split(folder, tmp_path_factory: pytest.TempPathFactory):
+    """Tokens of every case in each of two processes, and those of one."""
+    made, kinds = tmp_path_factory.mktemp("split"), {"zoo": "zoo:target"} | {kind: str(folder(kind)) for kind in KINDS}
+    done = launch(__file__, json.dumps(kinds), str(made))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((made / f"{rank}.json").read_text()) for rank in (0, 1)], outputs(kinds, parallel=False)
+
+
+def test_every_process_says_what_one_alone_says(split):
+    (first, second), alone = split
+    assert first == second
+    for kind, tokens in alone.items():
+        assert first[kind] == tokens
+
+
+def test_a_mutant_without_sums_is_caught(split):
+    (first, _), alone = split
+    assert first["mutant"][0] != alone[KINDS[0]][0]
+
+
+def test_what_cannot_be_split_is_refused(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(OptionError, match="torchrun"):
+        sd.load("zoo:target", parallel=True)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for shape, dtype, why in (
+        (NAMED["t5-small"], None, "encoder"),
+        (parse("2x96/6h/96"), "int8", "int8"),
+        (parse("2x96/4h/96"), None, "4 heads"),
+        (parse("2x96/6h/2kv/96"), None, "2 key/value heads"),
+        (parse("2x96/6h/100"), None, "100 FFN neurons"),
+    ):
+        with pytest.raises(OptionError, match=why):
+            require_splittable(shape, dtype)
+
+
+@pytest.mark.slow
+def test_generate_prints_once():
+    command = ["generate", "--target", "zoo:target", "--prompt", TEXT, "--max-new-tokens", "12", "--json"]
+    done = launch("-m", "shallowdraft", *command, "--draft", "zoo:4x128", "--tensor-parallel")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["token_ids"] == sd.generate(sd.load("zoo:target"), TEXT, max_new_tokens=12).token_ids
+
+
+if __name__ == "__main__":
+    main()
