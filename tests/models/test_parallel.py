@@ -1,15 +1,17 @@
 """A target that is split over two processes says what it says in one."""
 
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import shallowdraft as sd
 from shallowdraft.errors import OptionError
+from shallowdraft.models import processes
 from shallowdraft.models.parallel import require_splittable
 from shallowdraft.shapes import NAMED, parse
 
@@ -19,8 +21,6 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 3}
 DRAFTED: list[dict] = [{}, SAMPLED]
 MORE = [{"lookahead": "auto"}, {"drafter": "tree"}, {"drafter": "several", **SAMPLED}]
 KINDS = ["llama-gqa-tied-head_dim", "llama-biases-linear-rope", "opt-350m"]
-LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-LAUNCH += ["--rdzv-endpoint", "localhost:0"]
 
 
 def outputs(kinds: dict[str, str], *, parallel: bool) -> dict[str, list[list[int]]]:
@@ -44,28 +44,26 @@ def without_a_sum(folder: str) -> list[int]:
     return sd.generate(sd.load(folder, parallel=True), IDS, max_new_tokens=24).token_ids
 
 
-def launch(*arguments: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *LAUNCH, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-
-def main() -> None:
-    """In each of two processes."""
-    kinds, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-    found = outputs(kinds, parallel=True)
-    found["mutant"] = [without_a_sum(kinds[KINDS[0]])]
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    sd.models.processes.leave()
+def in_process(job: tuple[int, int, dict[str, str]]) -> dict[str, list[list[int]]]:
+    """What one of two processes found."""
+    rank, port, kinds = job
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    found = outputs(kinds, parallel=True) | {"mutant": [without_a_sum(kinds[KINDS[0]])]}
+    processes.leave()
+    return found
 
 
 @pytest.fixture(scope="module")
-def split(folder, tmp_path_factory: pytest.TempPathFactory):
+def split(folder):
     """Tokens of every case in each of two processes, and those of one."""
-    made, kinds = tmp_path_factory.mktemp("split"), {"zoo": "zoo:target"} | {kind: str(folder(kind)) for kind in KINDS}
-    done = launch(__file__, json.dumps(kinds), str(made))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((made / f"{rank}.json").read_text()) for rank in (0, 1)], outputs(kinds, parallel=False)
+    kinds = {"zoo": "zoo:target"} | {kind: str(folder(kind)) for kind in KINDS}
+    alone = outputs(kinds, parallel=False)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with multiprocessing.get_context("fork").Pool(2) as pool:  # torch is imported already
+        return pool.map(in_process, [(rank, port, kinds) for rank in (0, 1)], chunksize=1), alone
 
 
 def test_every_process_says_what_one_alone_says(split):
@@ -98,10 +96,9 @@ def test_what_cannot_be_split_is_refused(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 def test_generate_prints_once():
     command = ["generate", "--target", "zoo:target", "--prompt", TEXT, "--max-new-tokens", "12", "--json"]
-    done = launch("-m", "shallowdraft", *command, "--draft", "zoo:4x128", "--tensor-parallel")
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    launch += ["--rdzv-endpoint", "localhost:0", "-m", "shallowdraft"]
+    arguments = [sys.executable, *launch, *command, "--draft", "zoo:4x128", "--tensor-parallel"]
+    done = subprocess.run(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["token_ids"] == sd.generate(sd.load("zoo:target"), TEXT, max_new_tokens=12).token_ids
-
-
-if __name__ == "__main__":
-    main()
