@@ -6,13 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import torch
 
 import shallowdraft as sd
 from shallowdraft.errors import OptionError
 from shallowdraft.models import processes
-from shallowdraft.models.parallel import require_splittable
+from shallowdraft.models.checkpoint import load_decoder
+from shallowdraft.models.parallel import Split, SplitLayers, require_splittable
 from shallowdraft.shapes import NAMED, parse
 
 TEXT = "Once upon a time there was"
@@ -44,12 +48,32 @@ def without_a_sum(folder: str) -> list[int]:
     return sd.generate(sd.load(folder, parallel=True), IDS, max_new_tokens=24).token_ids
 
 
+def by_kernels(folder: str, rank: int) -> list[list[list[int]]]:
+    """What follows each of a few tokens, by PyTorch and by the GPU's kernels in Triton's interpreter."""
+    from shallowdraft.kernels import gpu
+
+    tiling = gpu.Tiling(outputs=16, inputs=32, warps=4, stages=2, dot=True)
+    cpu = torch.device("cpu")
+    decoder = load_decoder(Path(folder), dtype=torch.float32, device=cpu, split=Split(rank, 2))
+    parts = decoder.own, decoder.blocks, decoder.norm, decoder.head
+    tokens, positions = torch.tensor([IDS]), torch.arange(len(IDS))[None]
+    found = []
+    with torch.inference_mode():
+        for layers in (None, SplitLayers(*parts, lambda *_: tiling)):
+            decoder.fused = layers
+            found.append(decoder.choose(tokens, positions, decoder.new_cache(1, 32), 32, 97)[1].tolist()[0])
+    return found
+
+
 def in_process(job: tuple[int, int, dict[str, str]]) -> dict[str, list[list[int]]]:
     """What one of two processes found."""
     rank, port, kinds = job
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    found = outputs(kinds, parallel=True) | {"mutant": [without_a_sum(kinds[KINDS[0]])]}
+    found = outputs(kinds, parallel=True)
+    if find_spec("triton"):
+        found |= {f"{kind} by kernels": by_kernels(kinds[kind], rank) for kind in KINDS[:2]}
+    found["mutant"] = [without_a_sum(kinds[KINDS[0]])]
     processes.leave()
     return found
 
@@ -71,6 +95,14 @@ def test_every_process_says_what_one_alone_says(split):
     assert first == second
     for kind, tokens in alone.items():
         assert first[kind] == tokens
+
+
+def test_kernels_with_sums_between_them_are_the_reference(split):
+    pytest.importorskip("triton")
+    (first, _), _ = split
+    for kind in KINDS[:2]:
+        reference, kernels = first[f"{kind} by kernels"]
+        assert reference == kernels
 
 
 def test_a_mutant_without_sums_is_caught(split):
