@@ -8,14 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import shallowdraft as sd
+from shallowdraft.building.corpus import open_store
 from shallowdraft.cli import main
 from shallowdraft.errors import ClusterError, OptionError
+from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts
-from shallowdraft.records import Records
+from shallowdraft.replay.traces import read_trace
+from shallowdraft.shapes import parse
 from shallowdraft.study import proposers
-from shallowdraft.study.cluster import Cluster
+from shallowdraft.study.cluster import Cluster, Here
+from shallowdraft.study.search import Builder, Candidate, Search, plan_rungs, write_text
 from shallowdraft.study.study import Plan, study
 
 ray = pytest.importorskip("ray")
@@ -70,8 +75,9 @@ def test_a_model_travels_by_name():
     loader, arguments = draft.__reduce__()
     again = loader(*arguments)
     assert (again.name, again.shape, again.decoder.packing) == ("mine", draft.shape, draft.decoder.packing)
+    draft.decoder.origin = None
     with pytest.raises(OptionError, match="save it first"):
-        replace(draft, origin=None).__reduce__()
+        draft.__reduce__()
 
 
 def rows(file: Path) -> list[dict]:
@@ -81,7 +87,7 @@ def rows(file: Path) -> list[dict]:
 @pytest.mark.slow
 def test_a_study_has_the_same_records(address: str, tmp_path: Path, capsys):
     given = ["study", "--target", "zoo:target", "--drafts", "zoo:4x128", "zoo:2x192", "--prompts", "zoo"]
-    given += ["--drafters", "model", "tree", "ngram", "skip", "--nodes", "4", "--lookaheads", "2:2", "--live", "4"]
+    given += ["--drafters", "model", "tree", "ngram", "skip", "--nodes", "4", "--lookaheads", "2:2", "--live", "6"]
     given += ["--limit", "3", "--max-new-tokens", "24", "--rounds", "1", "--json"]
     runs = tmp_path / "here", tmp_path / "cluster"
     for run, more in zip(runs, ([], ["--cluster", address]), strict=True):
@@ -97,6 +103,7 @@ def test_a_study_has_the_same_records(address: str, tmp_path: Path, capsys):
         one, other = ([[row[part] for part in parts] for row in rows(run / name)] for run in runs)
         assert sorted(one) == sorted(other)
     before = (cluster / "trace.jsonl").read_text()
+    ray.shutdown()
     assert main([*given, "--out", str(cluster), "--cluster", address]) == 0
     assert (cluster / "trace.jsonl").read_text() == before
 
@@ -126,29 +133,54 @@ def test_a_study_loses_nothing_with_a_worker(address: str, tmp_path: Path):
     assert found["here"] == found["cluster"]
 
 
-@pytest.mark.slow
-def test_replay_and_search(address: str, tmp_path: Path, capsys, monkeypatch):
-    """Relative paths are those of the command."""
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pair/target`, `pair/draft` and a trace `t`, by paths that hold in the test's folder alone."""
     monkeypatch.chdir(tmp_path)
-    make = ["pair", "--target-shape", "4x64/2h/96", "--draft-shape", "1x64/2h/96", "--vocab", "512", "--out", "pair"]
-    assert main(make) == 0
+    made = make_pair(parse("4x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8)
+    made.target.tokenizer.eos_token = made.target.tokenizer.convert_ids_to_tokens(511)  # documents begin after it
+    made.save(Path("pair"))
     recorded = ["record", "--target", "pair/target", "--prompts", "zoo", "--limit", "4", "--max-new-tokens", "16"]
     assert main([*recorded, "--out", "t"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pair")
+def test_replay_finds_the_same(address: str, capsys):
     capsys.readouterr()
     for more in ([], ["--cluster", address]):
         drafts = ["--draft", "pair/draft", "pair/target", "nowhere"]
         assert main(["replay", "--trace", "t", *drafts, "--nodes", "4", "--json", *more]) == 2
     here, cluster = capsys.readouterr().out.splitlines()
     assert here == cluster
-    timed = ["profile", "--target", "pair/target", "--draft", "pair/draft", "--shapes", "auto", "--out", "p"]
-    assert main([*timed, "--lookaheads", "1", "4", "--contexts", "16", "--rounds", "1"]) == 0
-    search = ["design", "--target", "pair/target", "--profile", "p", "--lookaheads", "1:4", "--trace", "t", "--search"]
-    search += ["--candidates", "3", "--tokens", "20000", "--text", "16384", "--out", "o", "--cluster", address]
-    ray.shutdown()
-    assert main(search) == 0
-    file = Records.read(Path("o/search.jsonl"), "search")
-    assert len([*file]) == sum(rung["candidates"] for rung in file.about["rungs"])
-    assert (Path("o") / "draft" / "config.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pair")
+def test_a_search_builds_the_same(address: str):
+    target = sd.load("pair/target", "float32", trainable=True)
+    candidates = [Candidate("pair/target", replace(target.shape, layers=layers)) for layers in (1, 2)]
+    built = []
+    for out, executor in ((Path("here"), Here()), (Path("cluster"), Cluster(address))):
+        assert [*write_text(target, out, 8192, None)]
+        store = open_store(out / "text")
+        builder = Builder(target, {"pair/target": target}, store, out, lambda _name, steps: [*steps] and None)
+        search = Search(
+            builder=builder,
+            engine=sd.load("pair/target"),
+            load_draft=sd.load_draft,
+            trace=read_trace(Path("t")),
+            profile=out / "profile.jsonl",
+            lookaheads=[1, 2],
+            follow=lambda _name, steps, _total: [*steps] and None,
+            executor=executor,
+            rounds=1,
+        )
+        search.run(candidates, plan_rungs(2, 8192))
+        assert [row["rung"] for row in rows(out / "search.jsonl")] == [0, 0, 1]
+        built.append([sd.load(builder.saved(one, 0)).decoder.dense_state() for one in candidates])
+    for one, other in zip(*built, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("address", ["localhost:1", "localhost:99999", "nonsense"])

@@ -76,7 +76,7 @@ class Design(ClusterCommand):
         if not self.search and len(self.parent) > 1:
             raise OptionError("several parents are for --search; name one")
         if self.cluster is not None and not self.search:
-            raise OptionError("--cluster is for --search: all else is quick")
+            raise OptionError("--cluster is for --search, all else is quick; leave one out or give both")
         lookaheads = parse_lookaheads(self.lookaheads)
         profile = read_profile(Path(self.profile))
         require_machine(profile, resolve_device(self.device))

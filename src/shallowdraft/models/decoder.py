@@ -63,6 +63,8 @@ class Decoder(nn.Module):
         self.kept: dict[Any, Any] = {}
         """What those who decode with it want to find again."""
         self.packing: Packing = "none"
+        self.origin: tuple[str, str | torch.dtype, str, bool] | None = None
+        """What it was loaded with: path, dtype, device, whether to be trained."""
         self.skips: frozenset[int] = frozenset()
         """Parts that are left out: 2 i is the attention of layer i, 2 i + 1 its FFN."""
         self.recompute = False

@@ -37,17 +37,15 @@ class Model:
     stop_tokens: tuple[int, ...] = ()
     start_token: int = 0
     """What an encoder–decoder begins with."""
-    origin: tuple[str, str | torch.dtype, str, bool] | None = field(default=None, repr=False)
-    """What it was loaded with: path, dtype, device, whether trainable."""
     _checks: "WeakKeyDictionary[Model, VocabularyCheck]" = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process, it is loaded there from where it was loaded here."""
-        if self.origin is None:
+        if self.decoder.origin is None:
             raise OptionError(f"{self.name} is in no checkpoint that other processes can load; save it first")
-        return _load_again, (self.name, *self.origin)
+        return _load_again, (self.name, *self.decoder.origin)
 
     @property
     def shape(self) -> ModelShape:
@@ -128,8 +126,9 @@ def load(
         _require_bytes(decoder)
     if not trainable:
         decoder.pack("bytes" if bytes_wanted else None)
-    origin = None if parallel else (str(path), "int8" if bytes_wanted else kind, where.type, trainable)
-    return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder), _start_token(folder), origin)
+    if not parallel:
+        decoder.origin = str(path), "int8" if bytes_wanted else kind, where.type, trainable
+    return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder), _start_token(folder))
 
 
 def _load_again(name: str, path: str, dtype: str | torch.dtype, device: str, trainable: bool) -> Model:

@@ -46,7 +46,9 @@ class Split:
                 return tensor.chunk(self.ranks, 1)[self.rank]
             return torch.zeros_like(tensor) if self.rank else tensor  # added once
         if module == "head":
-            return F.pad(tensor, (0, 0, 0, -len(tensor) % self.ranks)).chunk(self.ranks)[self.rank]
+            rows = -(-len(tensor) // self.ranks)
+            own = tensor[self.rank * rows : (self.rank + 1) * rows]
+            return F.pad(own, (0, 0, 0, rows - len(own)))
         return tensor
 
 

@@ -5,6 +5,7 @@ Only what gives the same result on any machine goes to a cluster. Times are alwa
 
 import logging
 import os
+import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -59,8 +60,9 @@ class Cluster:
         self._call: Any = ray.remote(num_gpus=gpus, max_retries=RETRIES)(_call)
 
     def map(self, function: Callable[[Cell], Found], cells: Sequence[Cell]) -> Iterator[tuple[int, Found]]:
-        shared = self._ray.put(function)
-        running = {self._call.remote(str(Path.cwd()), shared, cell): number for number, cell in enumerate(cells)}
+        packed, shared = self._ray.cloudpickle.dumps, self._ray.put(self._ray.cloudpickle.dumps(function))
+        tasks = (self._call.remote(str(Path.cwd()), shared, packed(cell)) for cell in cells)
+        running = {task: number for number, task in enumerate(tasks)}
         while running:
             (done, *_), _ = self._ray.wait([*running])
             yield running.pop(done), self._result(done)
@@ -78,7 +80,8 @@ class Cluster:
             ) from None
 
 
-def _call(folder: str, function: Callable[[Cell], Found], cell: Cell) -> Found:
+def _call(folder: str, function: bytes, cell: bytes) -> Any:
+    """In a worker; what unpacking loads may lie at a relative path."""
     if Path(folder).is_dir():
         os.chdir(folder)
-    return function(cell)
+    return pickle.loads(function)(pickle.loads(cell))
