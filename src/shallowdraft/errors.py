@@ -37,6 +37,10 @@ class RecordError(ShallowdraftError):
     """A file of measurements that is missing, of another kind, another model or another machine."""
 
 
+class ClusterError(ShallowdraftError):
+    """A Ray cluster that is not there, or that loses its workers."""
+
+
 class MemoryShortageError(ShallowdraftError):
     """Weights or caches that do not fit into the memory there is."""
 

@@ -3,8 +3,6 @@
 Without torchrun every function here leaves things as they are, so the training loop is written once.
 """
 
-import os
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,43 +18,19 @@ from torch.utils._pytree import tree_map
 from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.processes import is_first as is_first
+from shallowdraft.models.processes import join as join
+from shallowdraft.models.processes import leave as leave
+from shallowdraft.models.processes import processes as processes
+from shallowdraft.models.processes import rank as rank
 
 _T = TypeVar("_T")
-
-
-def join(device: torch.device) -> torch.device:
-    """Join the other processes of a torchrun, if there are any; this process's device."""
-    if "LOCAL_RANK" not in os.environ or dist.is_initialized():
-        return device
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    # The first process may read a large corpus while the others wait.
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
-    return device
-
-
-def processes() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def is_first() -> bool:
-    return rank() == 0
 
 
 def wait() -> None:
     """Until every process is here."""
     if dist.is_initialized():
         dist.barrier()
-
-
-def leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def shard(model: Decoder) -> None:

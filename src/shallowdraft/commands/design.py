@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand, Name, Number, require_decoder_only
+from shallowdraft.commands.options import ClusterCommand, Name, Number, require_decoder_only
 from shallowdraft.commands.study import parse_lookaheads
 from shallowdraft.errors import OptionError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Design(DraftCommand):
+class Design(ClusterCommand):
     """Shapes that a parent can be pruned to: how long each would draft here, and what TAR it needs to be worth it.
 
     Times come from a profile with `--shapes auto`. With --trace, the drafts in that profile are replayed, and the TAR
@@ -75,6 +75,8 @@ class Design(DraftCommand):
             raise OptionError("--search needs --trace, to replay what it builds on, and --out")
         if not self.search and len(self.parent) > 1:
             raise OptionError("several parents are for --search; name one")
+        if self.cluster is not None and not self.search:
+            raise OptionError("--cluster is for --search, all else is quick; leave one out or give both")
         lookaheads = parse_lookaheads(self.lookaheads)
         profile = read_profile(Path(self.profile))
         require_machine(profile, resolve_device(self.device))
@@ -115,12 +117,13 @@ class Design(DraftCommand):
         from shallowdraft.models.model import load
         from shallowdraft.records import Records
         from shallowdraft.replay.traces import read_trace
-        from shallowdraft.study.search import KIND, Search, choose_candidates, plan_rungs, write_text
+        from shallowdraft.study.search import KIND, Builder, Search, choose_candidates, plan_rungs, write_text
 
         assert self.trace is not None
         assert self.out is not None
         out = Path(self.out)
         out.mkdir(parents=True, exist_ok=True)
+        executor = self.executor()
         target = load(self.target, "float32", self.device, trainable=True)
         if not (out / "profile.jsonl").exists():
             shutil.copy(self.profile, out / "profile.jsonl")
@@ -134,19 +137,24 @@ class Design(DraftCommand):
             write_text(target, out, self.text, Path(self.corpus) if self.corpus else None),
             self.text,
         )
-        search = Search(
+        builder = Builder(
             target=target,
-            engine=load(self.target, self.dtype, self.device),
             parents={name: load(name, "float32", self.device, trainable=True) for name in parents},
+            store=open_store(out / "text"),
+            folder=out,
+            follow=training.follow,
+        )
+        search = Search(
+            builder=builder,
+            engine=load(self.target, self.dtype, self.device),
             load_draft=self.load_draft,
             trace=read_trace(Path(self.trace)),
             profile=out / "profile.jsonl",
             lookaheads=lookaheads,
-            folder=out,
             follow=follow,
-            follow_training=training.follow,
+            executor=executor,
         )
-        found = search.run(chosen, rungs, open_store(out / "text"))
+        found = search.run(chosen, rungs)
         if not (out / "draft").exists():
             shutil.rmtree(out / "draft.partial", ignore_errors=True)
             shutil.copytree(found.folder, out / "draft.partial").rename(out / "draft")

@@ -66,6 +66,8 @@ class Generate(DraftCommand):
     """Strings that end the text; they are not part of it."""
     chat: bool = False
     """Put the prompt through the target's chat template as the user's turn."""
+    tensor_parallel: bool = False
+    """Split the target over the processes of `torchrun --nproc-per-node N -m shallowdraft generate …`."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object {"text", "token_ids", "stats", …} and nothing else; for --prompts one with a list of these
     as "generations" and the sum of their statistics as "stats"."""
@@ -73,6 +75,7 @@ class Generate(DraftCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.decoding.generation import BRANCHING, DRAFTLESS, Options, Settings
+        from shallowdraft.models import processes
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.prompts import Prompt, load_prompts
 
@@ -107,7 +110,7 @@ class Generate(DraftCommand):
         speculative = settings.speculative or self.draft is not None
         if self.draft is not None:
             require_one_kind(*(read_shape(find_folder(name, weights=False)) for name in (self.target, self.draft)))
-        target = sd.load(self.target, self.dtype, self.device)
+        target = sd.load(self.target, self.dtype, self.device, parallel=self.tensor_parallel)
         if self.draft is not None:
             options["draft"] = sd.load_draft(self.draft, self.draft_dtype or self.dtype, self.device)
         if self.drafter == "medusa":
@@ -117,11 +120,15 @@ class Generate(DraftCommand):
         for prompt in several or [Prompt("", "", self.prompt or "")]:
             ids = target.encode_chat([{"role": "user", "content": prompt.text}]) if self.chat else prompt.text
             pieces = sd.stream(target, ids, **options)
-            if self.json_output:
+            if self.json_output or not processes.is_first():
                 results.append({"id": prompt.id} | _as_json(_drain(pieces)))
             else:
                 _show(pieces, prompt.text if several else "", speculative=speculative)
             stats.append(pieces.result.stats)
+        first = processes.is_first()
+        processes.leave()
+        if not first:
+            return 0
         if self.json_output:
             whole = (
                 {"stats": sd.total(stats, one_batch=False).to_json(), "generations": results} if several else results[0]

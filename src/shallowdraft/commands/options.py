@@ -11,6 +11,7 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.models.model import Model
+    from shallowdraft.study.cluster import Executor
 
 Name = Annotated[str | None, arg(metavar="NAME")]
 Number = Annotated[int | None, arg(metavar="N")]
@@ -73,3 +74,19 @@ class DraftCommand(ModelCommand):
 
         require_decoder_only(name)
         return load_draft(name, self.draft_dtype or self.dtype, self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterCommand(DraftCommand):
+    """What every command takes whose work can be spread over machines."""
+
+    cluster: Annotated[str | None, arg(metavar="ADDRESS")] = None
+    """Of a Ray cluster, like 10.0.0.1:6379: replays and builds become its tasks; times are taken here all the same."""
+
+    def executor(self) -> "Executor":
+        from shallowdraft.models.model import resolve_device
+        from shallowdraft.study.cluster import Cluster, Here
+
+        if self.cluster is None:
+            return Here()
+        return Cluster(self.cluster, gpus=int(resolve_device(self.device).type == "cuda"))

@@ -3,23 +3,25 @@
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand, Name, Number
-from shallowdraft.errors import OptionError
+from shallowdraft.commands.options import ClusterCommand, Name, Number
+from shallowdraft.errors import OptionError, ShallowdraftError
 
 if TYPE_CHECKING:
     from shallowdraft.records import Record
     from shallowdraft.replay.acceptance import Acceptance
+    from shallowdraft.replay.traces import Trace
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(DraftCommand):
+class Replay(ClusterCommand):
     """Run each draft once over a trace: tokens an iteration (TAR) at every lookahead from 1 to 32, with 95 % intervals.
 
     Under greedy decoding these are the live engine's counts, token for token; under sampling their expectation.
@@ -39,10 +41,7 @@ class Replay(DraftCommand):
     each has a "tree" {"parents", "tar"}."""
 
     def run(self) -> int:
-        from shallowdraft.errors import ShallowdraftError
         from shallowdraft.models.tree import MOST_NODES
-        from shallowdraft.replay.acceptance import replay
-        from shallowdraft.replay.ranks import replay_ranks
         from shallowdraft.replay.traces import read_trace
 
         if not self.draft:
@@ -53,21 +52,20 @@ class Replay(DraftCommand):
             raise OptionError("--tree goes with --nodes and one --draft")
         self.set_threads()
         trace = read_trace(Path(self.trace))
+        results = dict(self.executor().map(partial(self._replay, trace), self.draft))
         found, failed = [], 0
         trees: "dict[str, Record]" = {}
-        for name in self.draft:
-            try:
-                draft = self.load_draft(name)
-                if self.nodes is not None:
-                    ranks = replay_ranks(draft, trace)
-                    tree = ranks.tree(self.nodes)
-                    trees[name] = {"parents": tree.parents, "depth": tree.depth, "tar": ranks.tar(tree)}
-                found.append(replay(draft, trace))
-            except ShallowdraftError as error:
+        for number, name in enumerate(self.draft):
+            result = results[number]
+            if isinstance(result, ShallowdraftError):
                 if len(self.draft) == 1:
-                    raise
+                    raise result
                 failed += 1
-                print(f"error: {error}", file=sys.stderr)
+                print(f"error: {result}", file=sys.stderr)
+                continue
+            found.append(result[0])
+            if result[1]:
+                trees[name] = result[1]
         if self.tree is not None:
             Path(self.tree).write_text(json.dumps(trees[self.draft[0]]) + "\n", encoding="utf-8")
         if self.json_output:
@@ -78,6 +76,22 @@ class Replay(DraftCommand):
             for name, one in trees.items():
                 print(f"{name}: a tree of {self.nodes} nodes, {one['depth']} deep, has TAR {one['tar']:.2f}")
         return 2 if failed else 0
+
+    def _replay(self, trace: "Trace", name: str) -> "tuple[Acceptance, Record | None] | ShallowdraftError":
+        """Of one draft: acceptance and, if it is wanted, a tree; or why there is none."""
+        from shallowdraft.replay.acceptance import replay
+        from shallowdraft.replay.ranks import replay_ranks
+
+        best = None
+        try:
+            draft = self.load_draft(name)
+            if self.nodes is not None:
+                ranks = replay_ranks(draft, trace)
+                tree = ranks.tree(self.nodes)
+                best = {"parents": tree.parents, "depth": tree.depth, "tar": ranks.tar(tree)}
+            return replay(draft, trace), best
+        except ShallowdraftError as error:
+            return error
 
 
 def _show(found: "list[Acceptance]") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand, Name, Number, require_decoder_only
+from shallowdraft.commands.options import ClusterCommand, Name, Number, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Drafter = Literal["model", "tree", "ngram", "skip", "medusa"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study(DraftCommand):
+class Study(ClusterCommand):
     """Find the fastest draft and lookahead for a target on this machine: record, replay, profile, predict, verify live.
 
     All raw records are kept in the run's folder. Stopped half-way, the same command goes on; with another draft it
@@ -81,11 +81,12 @@ class Study(DraftCommand):
             nodes=sorted(set(self.nodes)) or NODES,
         )
         skips = self._skips()
+        executor = self.executor()
         self.set_threads()
         require_decoder_only(self.target)
         target = sd.load(self.target, self.dtype, self.device)
         proposers, failed = self._proposers(target, skips)
-        found = study(target, proposers, plan, Path(self.out), follow, failed)
+        found = study(target, proposers, plan, Path(self.out), follow, failed, executor)
         for name, why in found.failed.items():
             print(f"error: {name} was left out: {why}", file=sys.stderr)
         if self.json_output:

@@ -107,6 +107,8 @@ class Engine:
         nodes = d if drafter.nodes == drafter.lookahead else drafter.nodes  # a chain may be shorter than its longest
         with self.clock.phase("draft") if d else nullcontext():
             proposal = drafter.propose(self.state, uniforms[:, :nodes], missed)
+            if d:
+                self.target.share(proposal.tokens, proposal.q)
         with self.clock.phase("verify"):
             tokens, positions = self.state.tail(1, proposal.tokens)
             coins, last = uniforms[:, nodes : 2 * nodes], uniforms[:, -1]
@@ -160,7 +162,7 @@ class Engine:
             emitted = in_flight.popleft().read() if len(in_flight) > cuda else None  # on a GPU one iteration late
             if self.pace and begin_s and emitted is not None:
                 lookahead, accepted = len(emitted[0]) - 2, [row[0] for row in emitted]
-                self.pace.learn(lookahead, accepted, time.perf_counter() - begin_s)
+                self.pace.learn(lookahead, accepted, self.target.shared_s(time.perf_counter() - begin_s))
             self._bound_lengths(emitted, unread=sum(message.tokens for message in in_flight))
             if emitted is not None:
                 yield emitted

@@ -20,6 +20,7 @@ from shallowdraft.errors import CheckpointError, UnsupportedModelError
 from shallowdraft.models import zoo
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name, require_memory
+from shallowdraft.models.parallel import Split, SplitDecoder
 from shallowdraft.models.seq2seq import Seq2Seq
 from shallowdraft.shapes import DTYPE_BYTES, ModelShape, Stored
 
@@ -97,16 +98,19 @@ def check_folder(folder: Path) -> ModelShape:
     return shape
 
 
-def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Read and check a folder's weights into a decoder."""
+def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device, split: Split | None = None) -> Decoder:
+    """Read and check a folder's weights into a decoder, or one process's share of them."""
+    split = split or Split()
     with _sources(folder, read_shape(folder)) as (shape, sources), torch.inference_mode(False):
         _check(folder, shape, sources)
-        require_memory(_bytes_to_decode(shape, dtype), device, f"{folder.name} ({shape}, {dtype_name(dtype)})")
+        require_memory(
+            _bytes_to_decode(split.part(shape), dtype), device, f"{folder.name} ({shape}, {dtype_name(dtype)})"
+        )
         state = {
-            name: torch.cat([_read(folder, part, sources).to(device, dtype) for part in parts])
+            name: torch.cat([split.cut(name, _read(folder, part, sources)).to(device, dtype) for part in parts])
             for name, parts in shape.layout().items()
         }
-    return assemble(shape, state)
+    return assemble(shape, state, split)
 
 
 def _bytes_to_decode(shape: ModelShape, dtype: torch.dtype) -> int:
@@ -116,15 +120,22 @@ def _bytes_to_decode(shape: ModelShape, dtype: torch.dtype) -> int:
     return shape.weight_bytes(name) + head + shape.kv_bytes_per_token(name) * min(shape.context, SHORT_TEXT)
 
 
-def assemble(shape: ModelShape, state: Mapping[str, Tensor]) -> Decoder:
+def assemble(shape: ModelShape, state: Mapping[str, Tensor], split: Split | None = None) -> Decoder:
     """A decoder over the given tensors, named as in the shape's layout; nothing is copied."""
+    split = split or Split()
     with torch.device("meta"):
-        decoder = Seq2Seq(shape) if shape.encoder else Decoder(shape)
-    full = dict(state) | ({"head.weight": state["embed.weight"]} if shape.tied else {})
+        decoder = _empty(shape, split)
+    full = dict(state) | ({"head.weight": split.cut("head.weight", state["embed.weight"])} if shape.tied else {})
     decoder.load_state_dict(full, assign=True)
     if shape.tied:
         decoder.tie()
     return decoder.requires_grad_(False).eval()
+
+
+def _empty(shape: ModelShape, split: Split) -> Decoder:
+    if shape.encoder:
+        return Seq2Seq(shape)
+    return SplitDecoder(shape, split) if split.ranks > 1 else Decoder(shape)
 
 
 def save_decoder(

@@ -45,7 +45,8 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape = self.own = shape
+        """Of the model, and of what this process has of it."""
         self.embed = nn.Embedding(shape.vocab, shape.embed_dim)
         places = shape.context + OPT_POSITION_OFFSET
         self.positions = nn.Embedding(places, shape.d_model) if shape.learned_positions else None
@@ -62,6 +63,8 @@ class Decoder(nn.Module):
         self.kept: dict[Any, Any] = {}
         """What those who decode with it want to find again."""
         self.packing: Packing = "none"
+        self.origin: tuple[str, str | torch.dtype, str, bool] | None = None
+        """What it was loaded with: path, dtype, device, whether to be trained."""
         self.skips: frozenset[int] = frozenset()
         """Parts that are left out: 2 i is the attention of layer i, 2 i + 1 its FFN."""
         self.recompute = False
@@ -80,10 +83,17 @@ class Decoder(nn.Module):
         return self.embed.weight.dtype
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
-        return KVCache(self.shape, rows, slots, device=self.device, dtype=self.dtype)
+        return KVCache(self.own, rows, slots, device=self.device, dtype=self.dtype)
 
     def read_source(self, source: Source | None, cache: KVCache) -> None:
         """Make a cache ready for continuations of a source; without an encoder there is none."""
+
+    def share(self, *values: Tensor | None) -> None:
+        """Let every process that has a part of this model go on with the first one's values; alone it does already."""
+
+    def shared_s(self, seconds: float) -> float:
+        """The same for a time."""
+        return seconds
 
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, tree: TreePass | None = None
@@ -182,13 +192,17 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Projection):
                 module.pack(packing)
-        if packing in ("panels", "bytes") and self.device.type == "cpu" and not self.shape.encoder:
-            assert self.shape.head_dim % cpu.LANES == 0
-            self.native = native.NativeLayers(self.shape, self.blocks, self.norm)
-        elif self.device.type == "cuda":
-            self.fused = fused.fuse(self.shape, self.blocks, self.norm, self.head, self.dtype)
         self.packing = packing
+        self._take_kernels()
         return self
+
+    def _take_kernels(self) -> None:
+        """For whole layers, less what is skipped."""
+        if self.packing in ("panels", "bytes") and self.device.type == "cpu" and not self.shape.encoder:
+            assert self.shape.head_dim % cpu.LANES == 0
+            self.native = native.NativeLayers(self.shape, self.blocks, self.norm, self.skips)
+        elif self.device.type == "cuda":
+            self.fused = fused.fuse(self.shape, self.blocks, self.norm, self.head, self.dtype, self.skips)
 
     def skipping(self, skips: Collection[int]) -> "Decoder":
         """The same weights without some parts, which `skips` names; it may share a cache with the whole."""
@@ -198,10 +212,8 @@ class Decoder(nn.Module):
             )
         view = copy.copy(self)
         view.skips = frozenset(skips)
-        if self.native is not None:
-            view.native = native.NativeLayers(self.shape, self.blocks, self.norm, skips)
-        if self.fused is not None:
-            view.fused = fused.fuse(self.shape, self.blocks, self.norm, self.head, self.dtype, skips)
+        if self.native is not None or self.fused is not None:
+            view._take_kernels()
         return view
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Decoder":

@@ -45,12 +45,13 @@ def fuse(
     head: Projection,
     dtype: torch.dtype,
     skips: Collection[int] = (),
+    kind: "type[FusedLayers] | None" = None,
 ) -> "FusedLayers | None":
     """The layers on these kernels; None, said once, where they cannot be."""
     if reason := why_not(shape, dtype, head.weight.device):
         log.warning("%s runs on PyTorch's own operations, several times slower: our kernels %s", shape, reason)
         return None
-    return FusedLayers(shape, blocks, norm, head, skips=skips)
+    return (kind or FusedLayers)(shape, blocks, norm, head, skips=skips)
 
 
 class FusedLayers:
@@ -128,7 +129,7 @@ class FusedLayers:
         if many:
             out: Tensor = block.out(mixed)
             return x + out
-        return self._product(mixed, layer.out, residual=x)
+        return self._added(x, mixed, layer.out)
 
     def _fed(self, x: Tensor, layer: "_Layer") -> Tensor:
         block = layer.block
@@ -136,7 +137,11 @@ class FusedLayers:
             fed: Tensor = block.feed(block.ffn_norm(x))
             return x + fed
         inner = self._product(x, layer.up, norm=layer.ffn_norm, activation=self._activation)
-        return self._product(inner, layer.down, residual=x)
+        return self._added(x, inner, layer.down)
+
+    def _added(self, x: Tensor, inner: Tensor, weight: "Weight") -> Tensor:
+        """A product onto the residual stream."""
+        return self._product(inner, weight, residual=x)
 
     def largest(self, x: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
         """Residual stream [B, T, C] -> the largest of the first `vocab` logits and its token, [B, T] each."""

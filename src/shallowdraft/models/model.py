@@ -1,7 +1,7 @@
 """A loaded model: decoder, tokenizer and stop tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,9 +9,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from shallowdraft.errors import OptionError, PromptError, VocabularyError
-from shallowdraft.models import fused
+from shallowdraft.models import fused, processes
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.parallel import Split, require_splittable
 from shallowdraft.models.projection import best_packing
 from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, vocabulary_of
 from shallowdraft.shapes import ModelShape
@@ -39,6 +40,12 @@ class Model:
     _checks: "WeakKeyDictionary[Model, VocabularyCheck]" = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process, it is loaded there from where it was loaded here."""
+        if self.decoder.origin is None:
+            raise OptionError(f"{self.name} is in no checkpoint that other processes can load; save it first")
+        return _load_again, (self.name, *self.decoder.origin)
 
     @property
     def shape(self) -> ModelShape:
@@ -95,21 +102,37 @@ def load(
     device: str | torch.device | None = None,
     *,
     trainable: bool = False,
+    parallel: bool = False,
 ) -> Model:
     """Load a local folder or a hub id. By default float32 on a CPU and bfloat16 on CUDA, CUDA where there is one.
 
     Weights are made ready for decoding; `trainable` leaves them as they are. "int8" rounds them to 8 bits with a scale
     for each output; everything else stays float32 on a CPU, bfloat16 on CUDA.
+
+    `parallel` splits the model over the processes of a torchrun; all of them must then make the same calls.
     """
     where = resolve_device(device)
     folder = find_folder(path)
     bytes_wanted = dtype == "int8"
-    decoder = load_decoder(folder, dtype=resolve_dtype(None if bytes_wanted else dtype, where), device=where)
+    kind, split = resolve_dtype(None if bytes_wanted else dtype, where), Split()
+    if parallel:
+        if trainable:
+            raise OptionError("a trainable model is sharded by the commands that train; load it without parallel")
+        require_splittable(read_shape(folder), dtype)
+        where = processes.join(where)
+        split = Split(processes.rank(), processes.processes())
+    decoder = load_decoder(folder, dtype=kind, device=where, split=split)
     if bytes_wanted:
         _require_bytes(decoder)
     if not trainable:
         decoder.pack("bytes" if bytes_wanted else None)
+    if not parallel:
+        decoder.origin = str(path), "int8" if bytes_wanted else kind, where.type, trainable
     return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder), _start_token(folder))
+
+
+def _load_again(name: str, path: str, dtype: str | torch.dtype, device: str, trainable: bool) -> Model:
+    return replace(load(path, dtype, device, trainable=trainable), name=name)
 
 
 def _require_bytes(decoder: Decoder) -> None:

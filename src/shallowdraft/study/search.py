@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from shallowdraft.records import Record, Records
 from shallowdraft.replay.acceptance import replay
 from shallowdraft.replay.traces import Trace
 from shallowdraft.shapes import ModelShape
+from shallowdraft.study.cluster import Executor
 from shallowdraft.study.design import design, enumerate_shapes
 from shallowdraft.study.forecast import forecast
 from shallowdraft.study.study import Follow, timed_at
@@ -131,51 +133,40 @@ def _spread(shapes: Sequence[ModelShape], count: int) -> list[ModelShape]:
 
 @dataclass(frozen=True)
 class Search:
-    """What every build needs."""
+    """What it takes to judge what was built; all of it happens on one machine, after all builds of a rung."""
 
-    target: Model
-    """With weights that can be read, for distillation."""
+    builder: "Builder"
     engine: Model
-    """The same, packed for decoding."""
-    parents: Mapping[str, Model]
+    """The target, packed for decoding."""
     load_draft: Callable[[str], Model]
     trace: Trace
     profile: Path
     lookaheads: Sequence[int]
-    folder: Path
     follow: Follow
-    follow_training: Callable[[str, Iterator[Step]], None]
+    executor: Executor
+    """Where to build."""
     rounds: int = 3
 
-    def run(self, candidates: Sequence[Candidate], rungs: Sequence[Rung], store: TokenStore) -> Found:
+    def run(self, candidates: Sequence[Candidate], rungs: Sequence[Rung]) -> Found:
         """Build, or what is left of it."""
-        about = {"target": self.target.name, "trace": len(self.trace.outputs), "rungs": [vars(rung) for rung in rungs]}
-        file = Records.open(self.folder / "search.jsonl", KIND, about)
+        name = self.builder.target.name
+        about = {"target": name, "trace": len(self.trace.outputs), "rungs": [vars(rung) for rung in rungs]}
+        file = Records.open(self.builder.folder / "search.jsonl", KIND, about)
         done = {(row["candidate"], row["rung"]): row for row in file}
         left = list(candidates)
         for number, rung in enumerate(rungs):
-            for candidate in left:
-                if (candidate.name, number) not in done:
-                    row = self._build(candidate, number, rung, store)
-                    done[candidate.name, number] = row
-                    file.append(row)
+            unknown = [candidate for candidate in left if (candidate.name, number) not in done]
+            folders = dict(self.executor.map(partial(self.builder.build, number, rung), unknown))
+            for place, candidate in enumerate(unknown):
+                row = done[candidate.name, number] = self._judge(candidate, number, rung, folders[place])
+                file.append(row)
             left.sort(key=lambda one: -done[one.name, number]["tokens_per_s"])
             left = left[: rungs[number + 1].candidates] if number + 1 < len(rungs) else left[:1]
         winner = left[0]
-        return Found(winner, self._saved(winner, len(rungs) - 1), done[winner.name, len(rungs) - 1])
+        return Found(winner, self.builder.saved(winner, len(rungs) - 1), done[winner.name, len(rungs) - 1])
 
-    def _saved(self, candidate: Candidate, rung: int) -> Path:
-        return self.folder / candidate.folder / f"rung-{rung}"
-
-    def _build(self, candidate: Candidate, number: int, rung: Rung, store: TokenStore) -> Record:
-        out = self._saved(candidate, number)
-        if not out.exists():
-            partial = out.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            decoder = self._trained(candidate, number, rung, store)
-            replace(self.parents[candidate.parent], decoder=decoder).save(partial)
-            partial.rename(out)
-        draft = replace(self.load_draft(str(out)), name=candidate.name)
+    def _judge(self, candidate: Candidate, number: int, rung: Rung, folder: Path) -> Record:
+        draft = replace(self.load_draft(str(folder)), name=candidate.name)
         ways = [Way(candidate.name, lookahead) for lookahead in timed_at(self.lookaheads)]
         wanted = points(ways, [round(self.trace.mean_context)], [1])
         steps = measure(self.engine, drafting({candidate.name: draft}), wanted, self.profile, self.rounds)
@@ -192,16 +183,43 @@ class Search:
             "tokens_per_s": best.tokens_per_s,
         }
 
-    def _trained(self, candidate: Candidate, number: int, rung: Rung, store: TokenStore) -> Decoder:
+
+@dataclass(frozen=True)
+class Builder:
+    """What every build needs, wherever it is done."""
+
+    target: Model
+    """With weights that can be read, for distillation."""
+    parents: Mapping[str, Model]
+    store: TokenStore
+    folder: Path
+    follow: Callable[[str, Iterator[Step]], None]
+
+    def saved(self, candidate: Candidate, number: int) -> Path:
+        """Where a candidate lies after a rung."""
+        return self.folder / candidate.folder / f"rung-{number}"
+
+    def build(self, number: int, rung: Rung, candidate: Candidate) -> Path:
+        """Train a candidate for a rung, unless it has been; its folder."""
+        out = self.saved(candidate, number)
+        if not out.exists():
+            unfinished = out.with_suffix(".partial")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            decoder = self._trained(candidate, number, rung)
+            replace(self.parents[candidate.parent], decoder=decoder).save(unfinished)
+            unfinished.rename(out)
+        return out
+
+    def _trained(self, candidate: Candidate, number: int, rung: Rung) -> Decoder:
         """Distilled on from the rung before; what training made worse is left as it was."""
         work = self.folder / candidate.folder / f"training-{number}"
-        shop = Workshop(store, work, self.follow_training, validation_tokens=8192, importance_tokens=32768)
+        shop = Workshop(self.store, work, self.follow, validation_tokens=8192, importance_tokens=32768)
         rate = usual_rate(candidate.shape)
         recipe = Recipe(rung.tokens, BATCH, SEQUENCE, rows_at_once(candidate.shape, SEQUENCE), rate, seed=number)
         parent = self.parents[candidate.parent].decoder
         cut = candidate.shape != parent.shape and number == 0
         if number:
-            decoder = load(self._saved(candidate, number - 1), "float32", self.target.device, trainable=True).decoder
+            decoder = load(self.saved(candidate, number - 1), "float32", self.target.device, trainable=True).decoder
         elif cut:
             decoder = prune_by_importance(
                 shop,

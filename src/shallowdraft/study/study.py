@@ -7,6 +7,7 @@ the rest. A proposer that cannot be used is named and left out.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.replays import Replay
 from shallowdraft.replay.traces import Output, Trace, read_trace, record
+from shallowdraft.study.cluster import Executor, Here
 from shallowdraft.study.forecast import forecast, forecast_at, interval
 from shallowdraft.study.inside import keep_inside
 from shallowdraft.study.live import Measured, measured, run_live
@@ -130,13 +132,14 @@ def study(
     folder: Path,
     follow: Follow,
     failed: Mapping[str, str] | None = None,
+    executor: Executor | None = None,
 ) -> Study:
-    """Do it, or what is left of it; `failed` says who could not even be loaded."""
+    """Do it, or what is left of it; `failed` says who could not even be loaded, `executor` where to replay."""
     left_out = dict(failed or {})
     if not proposers:
         raise OptionError("no draft can be used: " + "; ".join(f"{name}: {why}" for name, why in left_out.items()))
     trace = _recorded(target, plan, folder / "trace.jsonl", follow)
-    found = _replayed(proposers, trace, plan, folder, left_out, follow)
+    found = _replayed(proposers, trace, plan, folder, left_out, follow, executor or Here())
     _keep(found, trace, plan, folder / "replays.jsonl")
     profile = _profiled(target, found, plan, folder / "profile.jsonl", follow)
     made = [(one, replayed, forecast(replayed, profile, plan.sizes(one))) for one, replayed in found]
@@ -181,22 +184,38 @@ def _recorded(target: Model, plan: Plan, path: Path, follow: Follow) -> Trace:
 
 
 def _replayed(
-    proposers: Sequence[Proposer], trace: Trace, plan: Plan, folder: Path, failed: dict[str, str], follow: Follow
+    proposers: Sequence[Proposer],
+    trace: Trace,
+    plan: Plan,
+    folder: Path,
+    failed: dict[str, str],
+    follow: Follow,
+    executor: Executor,
 ) -> list[tuple[Proposer, Replay]]:
-    found: list[tuple[Proposer, Replay]] = []
+    results: dict[int, Replay | ShallowdraftError] = {}
 
     def passes() -> Iterator[int]:
-        for count, proposer in enumerate(proposers, 1):
-            try:
-                found.append((proposer, proposer.replay(trace, plan.sizes(proposer), folder)))
-            except ShallowdraftError as error:
-                failed[proposer.name] = str(error)
-            yield count
+        for number, result in executor.map(partial(_replay, trace, plan, folder), proposers):
+            results[number] = result
+            yield len(results)
 
     follow("replaying", passes(), len(proposers))
+    found: list[tuple[Proposer, Replay]] = []
+    for number, proposer in enumerate(proposers):
+        if isinstance(result := results[number], ShallowdraftError):
+            failed[proposer.name] = str(result)
+        else:
+            found.append((proposer, result))
     if not found:
         raise OptionError("nothing can propose: " + "; ".join(f"{name}: {why}" for name, why in failed.items()))
     return found
+
+
+def _replay(trace: Trace, plan: Plan, folder: Path, proposer: Proposer) -> Replay | ShallowdraftError:
+    try:
+        return proposer.replay(trace, plan.sizes(proposer), folder)
+    except ShallowdraftError as error:
+        return error
 
 
 def _profiled(

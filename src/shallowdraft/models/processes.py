@@ -1,0 +1,42 @@
+"""The processes that torchrun started together. Without torchrun there is one, and every function says so."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def launched() -> int:
+    """How many torchrun started, joined or not."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join(device: torch.device) -> torch.device:
+    """Join the other processes of a torchrun, if there are any; this process's device."""
+    if "LOCAL_RANK" not in os.environ:
+        return device
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        # The first process may read a large corpus while the others wait.
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
+    return device
+
+
+def processes() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    return rank() == 0
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
