@@ -1,5 +1,6 @@
 """Exported pairs: read by transformers and by gguf's reader, settings with the study's lookahead, bad input."""
 
+import copy
 import json
 import stat
 from pathlib import Path
@@ -59,8 +60,8 @@ def test_transformers_assists_with_it_and_writes_what_we_write(tmp_path: Path, c
 
 def test_gguf_opens_with_the_right_shapes_and_metadata(tmp_path: Path):
     out = tmp_path / "pair"
-    assert main([*PAIR, "--engine", "llama.cpp", "--lookahead", "2", "--dtype", "float16", "--out", str(out)]) == 0
-    reader, model = gguf.GGUFReader(out / "draft.gguf"), sd.load("zoo:2x192", "float16", "cpu", trainable=True)
+    assert main([*PAIR, "--engine", "llama.cpp", "--lookahead", "2", "--out", str(out)]) == 0
+    reader, model = gguf.GGUFReader(out / "draft.gguf"), sd.load("zoo:2x192", "float32", "cpu", trainable=True)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     shape = model.shape
     assert fields["general.architecture"] == "llama"
@@ -76,27 +77,39 @@ def test_gguf_opens_with_the_right_shapes_and_metadata(tmp_path: Path):
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert tensors["token_embd.weight"].shape.tolist() == [shape.d_model, shape.vocab]
     assert tensors["blk.1.ffn_down.weight"].shape.tolist() == [shape.ffn, shape.d_model]
-    assert tensors["output_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
     assert sum(int(tensor.n_elements) for tensor in tensors.values()) == shape.parameters
     q = model.decoder.dense_state()["blocks.0.qkv.weight"][: shape.heads * shape.head_dim].numpy()
     half = shape.head_dim // 2
     np.testing.assert_array_equal(tensors["blk.0.attn_q.weight"].data[:3], q[[0, half, 1]])  # halves, row by row
 
 
-@pytest.mark.parametrize("kind", ["llama3-rope", "llama-biases-linear-rope", "llama-gqa-tied-head_dim", "qwen2"])
-def test_gguf_of_other_families(folder, small: Path, tmp_path: Path, kind: str):
+@pytest.mark.parametrize(
+    "kind", ["llama3-rope", "llama-biases-linear-rope", "llama-gqa-tied-head_dim", "qwen2", "qwen3"]
+)
+def test_transformers_reads_the_same_model_from_gguf(folder, small: Path, tmp_path: Path, kind: str):
     from shallowdraft.export.gguf_file import write_gguf
 
-    model = sd.load(folder(kind), "float32", "cpu", trainable=True)
-    write_gguf(model, small / "target", tmp_path / "model.gguf")
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
-    stored = sum(int(tensor.n_elements) for name, tensor in tensors.items() if name != "rope_freqs.weight")
-    assert stored == model.shape.parameters
-    assert ("rope_freqs.weight" in tensors) == (kind == "llama3-rope")
+    write_gguf(sd.load(folder(kind), "float32", "cpu", trainable=True), small / "target", tmp_path / "model.gguf")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder(kind))
+    config = copy.deepcopy(reference.config)  # it does not read how positions are scaled, nor how wide heads are
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", config=config)
+    ids = torch.arange(90)[None]
+    torch.testing.assert_close(read(ids).logits, reference(ids).logits, rtol=1e-4, atol=1e-4)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    assert ("llama.rope.scaling.factor" in reader.fields) == ("linear" in kind)
+    slowed = [tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
     if kind == "llama3-rope":
-        reference = transformers.AutoModelForCausalLM.from_pretrained(folder(kind)).model.rotary_emb.inv_freq
         plain = 500000.0 ** -(np.arange(0, 16, 2) / 16)
-        np.testing.assert_allclose(plain / tensors["rope_freqs.weight"].data, reference.numpy(), rtol=1e-5)
+        np.testing.assert_allclose(plain / slowed[0], reference.model.rotary_emb.inv_freq.numpy(), rtol=1e-5)
+    else:
+        assert not slowed
+
+
+def test_gguf_in_16_bits(small: Path, tmp_path: Path):
+    assert main([*arguments(small, "llama.cpp", tmp_path / "out"), "--dtype", "bf16"]) == 0
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out" / "target.gguf").tensors}
+    assert tensors["blk.0.attn_q.weight"].tensor_type == gguf.GGMLQuantizationType.BF16
+    assert tensors["output_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
 
 
 def test_a_smaller_vocabulary_is_padded_and_the_padding_never_proposed(small: Path, tmp_path: Path):
@@ -176,8 +189,8 @@ def test_bad_input(small: Path, tmp_path: Path, capsys, options: list[str], said
 
 
 def test_what_an_engine_cannot_do_is_refused_before_any_work(folder, small: Path, tmp_path: Path):
-    with pytest.raises(UnsupportedModelError, match="of the family opt; for vllm we write"):
-        export(str(folder("opt")), str(folder("opt")), "vllm", Advice(2), tmp_path / "out")
+    with pytest.raises(UnsupportedModelError, match="of the family opt; for sglang we write"):
+        export(str(folder("opt")), str(folder("opt")), "sglang", Advice(2), tmp_path / "out")
     with pytest.raises(UnsupportedModelError, match="sliding window"):
         export(str(folder("mistral-window")), str(folder("mistral-window")), "llama.cpp", Advice(2), tmp_path / "out")
     with pytest.raises(UnsupportedModelError, match="tokenizer is none that this writes"):

@@ -15,12 +15,13 @@ Engine = Literal["vllm", "sglang", "trtllm", "llama.cpp", "transformers"]
 DRAFT = "draft"
 TARGET = "target"
 GGUF = ".gguf"
+_COMMON = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES: dict[Engine, tuple[str, ...]] = {
-    "vllm": ("llama", "mistral", "qwen2", "qwen3"),
-    "sglang": ("llama", "mistral", "qwen2", "qwen3"),
-    "trtllm": ("llama", "mistral", "qwen2", "qwen3"),
-    "llama.cpp": ("llama", "mistral", "qwen2", "qwen3"),
-    "transformers": ("llama", "mistral", "qwen2", "qwen3", "opt"),
+    "vllm": (*_COMMON, "opt"),
+    "sglang": _COMMON,
+    "trtllm": _COMMON,
+    "llama.cpp": _COMMON,
+    "transformers": (*_COMMON, "opt"),
 }
 """Whose drafts an engine runs and we write for it."""
 
