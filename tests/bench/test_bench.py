@@ -76,8 +76,11 @@ class Served:
             counts = stats.iterations, stats.iterations * LOOKAHEAD, stats.emitted - stats.iterations
             for name, count in zip(self.total, counts, strict=True):
                 self.total[name] += count
-        usage = {"completion_tokens": stats.tokens, "prompt_tokens": 3}
-        yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n"
+        last = {"choices": [], "usage": {"completion_tokens": stats.tokens, "prompt_tokens": 3}}
+        if chat:
+            names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+            last["metrics"] = {"speculative_decoding": dict(zip(names, counts, strict=True))}
+        yield f"data: {json.dumps(last)}\n\n"
         if "cut" not in prompt:
             yield "data: [DONE]\n\n"
 
@@ -135,11 +138,13 @@ def test_it_measures_and_counts(served, tmp_path: Path, capsys, monkeypatch):
     assert "first token ms" in capsys.readouterr().out
 
 
-def test_chat(served, tmp_path: Path, capsys):
-    url, _ = served
-    given = arguments(url, prompts(tmp_path, "Once"), tmp_path / "out.jsonl", "--chat", "--json")
-    assert main(given) == 0
-    assert json.loads(capsys.readouterr().out)["levels"][0]["requests"] == 1
+def test_chat_with_the_servers_account_of_each_request(served, tmp_path: Path, capsys):
+    url, server = served
+    assert main(arguments(url, prompts(tmp_path, "Once"), tmp_path / "out.jsonl", "--chat", "--json")) == 0
+    (level,) = json.loads(capsys.readouterr().out)["levels"]
+    ours = sd.generate(server.target, "Once", draft=server.draft, lookahead=LOOKAHEAD, max_new_tokens=TOKENS).stats
+    assert level["requests"] == 1
+    assert level["tar"] == pytest.approx(ours.emitted / ours.iterations)
 
 
 def test_what_fails_is_counted_and_asked_again(served, tmp_path: Path, capsys):

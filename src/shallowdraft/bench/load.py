@@ -131,7 +131,7 @@ class Level:
     """Between tokens: from the first to the last, over how many come behind the first."""
     between_s_interval: Interval
     tar: float | None
-    """Tokens an iteration: 1 + accepted / iterations, by the server's counters."""
+    """Tokens an iteration: 1 + accepted / iterations, as the server counts them."""
     acceptance_rate: float | None
 
 
@@ -156,7 +156,8 @@ def _summary(many: int, rows: Sequence[Record]) -> Level:
     speed = _bounded(lambda at: many * tokens[at].sum(-1) / total[at].sum(-1), groups)
     ttft = _bounded(lambda at: np.median(first[at], -1), groups)
     between = _bounded(lambda at: (last - first)[at].sum(-1) / np.maximum(tokens[at] - 1, 0).sum(-1).clip(1), groups)
-    tar, rate = _speculation([row["counters"] for row in rows if "counters" in row])
+    own = [row["speculation"] for row in answers if row["speculation"]]
+    tar, rate = _speculation(own or [row["counters"] for row in rows if "counters" in row])
     p95 = float(np.quantile(first, 0.95))
     return Level(many, len(answers), len(failed), *speed, *ttft, p95, *between, tar, rate)
 
@@ -177,11 +178,11 @@ def _bounded(figure: Callable[[NDArray[np.int64]], Floats], groups: NDArray[np.i
 
 
 def _speculation(found: Sequence[Record]) -> tuple[float | None, float | None]:
-    """TAR and acceptance rate, by counters, or the recent mean that the server tells."""
+    """TAR and acceptance rate: of these requests alone, by counters, or the recent mean that the server tells."""
     steps, drafted, accepted = (
         sum(one[name] for one in found) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
     )
     if steps:
         return 1 + accepted / steps, accepted / drafted if drafted else None
-    recent = [one["recent_tar"] for one in found if one["recent_tar"]]
+    recent = [one["recent_tar"] for one in found if one.get("recent_tar")]
     return (recent[-1] if recent else None), None

@@ -46,14 +46,16 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
     kept = Records.read(folder / "replays.jsonl", REPLAYS).latest("drafter", "draft").values()
     tars = next(one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft))
     profile = read_profile(folder / "profile.jsonl")
-    by_batch = {
+    timed = sorted({point.batch for point in profile.samples if point.way == Way(draft, point.lookahead)})
+    by_batch = {1: row["lookahead"]} | {
         batch: _best(profile, draft, {int(size): tar for size, tar in tars.items()}, trace.mean_context, batch)
-        for batch in sorted({point.batch for point in profile.samples if point.way == Way(draft, point.lookahead)})
+        for batch in timed
+        if batch > 1
     }
     measured = row["live"] is not None
     return Advice(
         row["lookahead"],
-        by_batch | {1: row["lookahead"]} if len(by_batch) > 1 else {},
+        by_batch if len(by_batch) > 1 else {},
         row["live"]["speed_up"] if measured else row["predicted_speed_up"],
         "measured live" if measured else "predicted",
     )
