@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 import yaml
@@ -103,6 +104,25 @@ def test_transformers_reads_the_same_model_from_gguf(folder, small: Path, tmp_pa
         np.testing.assert_allclose(plain / slowed[0], reference.model.rotary_emb.inv_freq.numpy(), rtol=1e-5)
     else:
         assert not slowed
+
+
+@pytest.mark.parametrize(("numbers", "name"), [(r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}", "qwen2"), (r"\p{N}+", None)])
+def test_gguf_says_how_text_is_split(tmp_path: Path, numbers: str, name: str | None):
+    from shallowdraft.export.gguf_file import check_gguf
+
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers
+    pattern = words + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    splits = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [splits, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    if name is None:
+        with pytest.raises(UnsupportedModelError, match="own converter"):
+            check_gguf(parse("1x64/2h/96"), tmp_path)
+    else:
+        assert check_gguf(parse("1x64/2h/96"), tmp_path) == name
 
 
 def test_gguf_in_16_bits(small: Path, tmp_path: Path):

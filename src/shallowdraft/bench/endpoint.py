@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class Answer:
     """One streamed completion; times are seconds since it was asked for."""
 
     arrivals_s: list[float]
-    """Of each piece of text, however many tokens that has."""
+    """Of each piece of text, however many tokens that has; of the end where there is none."""
     total_s: float
     tokens: int
     prompt_tokens: int
@@ -77,7 +77,7 @@ class Endpoint:
 
     def check(self) -> None:
         """Refuse a server that is not there, a wrong key, an unknown model."""
-        with self._said():
+        with _said(self.url):
             listed = self._client.get("/v1/models")
             self._require(listed)
             names = [one["id"] for one in listed.json()["data"]]
@@ -91,7 +91,7 @@ class Endpoint:
         arrivals: list[float] = []
         token_ids: list[int] = []
         text, usage, reason, speculation = "", None, None, None
-        with self._said():
+        with _said(self.url):
             begun = time.perf_counter()
             for event in self._events(path, body):
                 if not go_on():
@@ -109,7 +109,7 @@ class Endpoint:
             if usage is None:
                 raise ServerError(f"{self.url} does not count tokens (no usage in the stream), so there is no speed")
             counts = usage["completion_tokens"], usage["prompt_tokens"]
-        return Answer(arrivals, total, *counts, reason, text, speculation, token_ids)
+        return Answer(arrivals or [total], total, *counts, reason, text, speculation, token_ids)
 
     def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Objects of a stream that ends as it should."""
@@ -126,7 +126,7 @@ class Endpoint:
 
     def counters(self) -> Counters | None:
         """None where the server tells none."""
-        with self._said():
+        with _said(self.url):
             response = self._client.get("/metrics")
         return parse_counters(response.text) if response.status_code == httpx2.codes.OK else None
 
@@ -140,28 +140,20 @@ class Endpoint:
             response.read()
             raise ServerError(f"{self.url} answers {response.status_code}: {_reason(response.text)}")
 
-    def _said(self) -> "_Said":
-        return _Said(self.url)
 
-
-class _Said:
-    """What goes wrong between us and a server, said in a line."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, httpx2.ConnectError):
-            raise ServerError(f"{self.url}: no server answers there; start it, or check the address") from None
-        if isinstance(error, httpx2.TimeoutException):
-            raise ServerError(f"{self.url}: no answer in {PATIENCE.read:.0f} s") from None
-        if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
-            raise ServerError(f"{self.url}: {_reason(str(error)) or type(error).__name__}") from None
-        if isinstance(error, KeyError | ValueError | TypeError | AttributeError):
-            raise ServerError(f"{self.url} does not speak OpenAI's protocol ({error!r})") from None
+@contextmanager
+def _said(url: str) -> Iterator[None]:
+    """What goes wrong between us and a server, in a line."""
+    try:
+        yield
+    except httpx2.ConnectError:
+        raise ServerError(f"{url}: no server answers there; start it, or check the address") from None
+    except httpx2.TimeoutException:
+        raise ServerError(f"{url}: no answer in {PATIENCE.read:.0f} s") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ServerError(f"{url}: {_reason(str(error)) or type(error).__name__}") from None
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ServerError(f"{url} does not speak OpenAI's protocol ({error!r})") from None
 
 
 def _reason(text: str) -> str:

@@ -136,7 +136,7 @@ class Level:
 
 
 def summarise(path: Path) -> list[Level]:
-    """From the records of a file."""
+    """From the records of a file, where any request was answered."""
     rows = list(Records.read(path, KIND))
     levels = sorted({row["concurrency"] for row in rows if "tokens" in row})
     if not levels:
@@ -146,7 +146,7 @@ def summarise(path: Path) -> list[Level]:
 
 
 def _summary(many: int, rows: Sequence[Record]) -> Level:
-    answers = [row for row in rows if "tokens" in row and row["arrivals_s"]]
+    answers = [row for row in rows if "tokens" in row]
     answered = {(row["round"], row["set"], row["id"]) for row in answers}
     failed = {(row["round"], row["set"], row["id"]) for row in rows if "error" in row} - answered
     tokens = np.array([row["tokens"] for row in answers], float)

@@ -75,7 +75,10 @@ class Bench(Command):
             print(json.dumps({"levels": [asdict(level) for level in found]}))
         else:
             _show(found, f"{self.model} at {endpoint.url}")
-        return 2 if any(level.failed for level in found) else 0
+        silent = [str(one) for one in many if one not in {level.concurrency for level in found}]
+        if silent:
+            print(f"error: nothing was answered at {', '.join(silent)} at once; {self.out} says why", file=sys.stderr)
+        return 2 if silent or any(level.failed for level in found) else 0
 
 
 def _without_key(argv: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """shallowdraft export: a draft and its target for the engine that will serve them."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -59,7 +60,7 @@ class Export(Command):
         print(f"lookahead {advice.lookahead}{known}")
         if advice.by_batch:
             print("by batch size: " + ", ".join(f"{batch}: {d}" for batch, d in advice.by_batch.items()))
-        print(f"start it: cd {self.out} && {made.command}")
+        print(f"start it: cd {shlex.quote(self.out)} && {made.command}")
         return 0
 
     def _advice(self) -> "Advice":

@@ -15,7 +15,8 @@ from shallowdraft.errors import OptionError, UnsupportedModelError
 from shallowdraft.export.advice import Advice
 from shallowdraft.export.engines import DRAFT, FAMILIES, GGUF, TARGET, Engine, Setup, line, setup
 from shallowdraft.export.padding import fitted
-from shallowdraft.models.checkpoint import check_folder, find_folder, is_for_us_alone, read_json
+from shallowdraft.models import zoo
+from shallowdraft.models.checkpoint import check_folder, find_folder, is_for_us_alone, read_json, read_shape
 from shallowdraft.models.model import Model, load
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import provenance
@@ -41,17 +42,19 @@ class Exported:
 
 def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, dtype: str | None = None) -> Exported:
     """Write the draft for an engine, and the target where the engine cannot read it as it is."""
-    folders = {DRAFT: find_folder(draft), TARGET: find_folder(target)}
-    shapes = {role: check_folder(folder) for role, folder in folders.items()}
+    as_gguf = engine == "llama.cpp"
+    local = target.startswith(zoo.PREFIX) or Path(target).is_dir()
+    folders = {DRAFT: find_folder(draft), TARGET: find_folder(target, weights=as_gguf)}
+    shapes = {DRAFT: check_folder(folders[DRAFT]), TARGET: read_shape(folders[TARGET])}
     _require(engine, shapes, folders)
     if out.exists():
         raise OptionError(f"{out} exists already; name another folder")
     size, before = shapes[TARGET].vocab, shapes[DRAFT].vocab
     models = {DRAFT: fitted(_loaded(folders[DRAFT], dtype), load_tokenizer(folders[TARGET]), size)}
-    where = _elsewhere(target)
-    if engine == "llama.cpp" or is_for_us_alone(folders[TARGET]):
+    where = str(folders[TARGET].resolve()) if local else target
+    if as_gguf or (local and is_for_us_alone(folders[TARGET])):
         models[TARGET] = _loaded(folders[TARGET], dtype)
-        where = TARGET + (GGUF if engine == "llama.cpp" else "")
+        where = TARGET + (GGUF if as_gguf else "")
     made = setup(engine, where, advice.lookahead, advice.by_batch)
     vocabulary = "as it was" if before == size else f"{before:,} token ids made {size:,}, as many as the target's"
 
@@ -65,7 +68,7 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
         (folder / ABOUT).write_text(json.dumps(about | settled, indent=2) + "\n", encoding="utf-8")
         for name, text in made.files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        start = f'#!/bin/sh\ncd "$(dirname "$0")" && exec {line(made)}\n'
+        start = f'#!/bin/sh\ncd "$(dirname "$0")" && exec {line(made)} "$@"\n'
         (folder / START).write_text(start, encoding="utf-8")
         (folder / START).chmod(0o755)
 
@@ -91,11 +94,6 @@ def _loaded(folder: Path, dtype: str | None) -> Model:
     """In the precision that its config has, unless another is wanted."""
     own = read_json(folder / "config.json")
     return load(folder, dtype or own.get("dtype") or own.get("torch_dtype") or "float32", "cpu", trainable=True)
-
-
-def _elsewhere(target: str) -> str:
-    """A folder of this machine, or a hub id."""
-    return str(Path(target).resolve()) if Path(target).is_dir() else target
 
 
 def _write_model(model: Model, engine: Engine, target_folder: Path, path: Path) -> None:

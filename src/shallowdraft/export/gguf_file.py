@@ -4,7 +4,6 @@ llama.cpp turns neighbours where Hugging Face turns halves of a head, so the row
 it keeps Qwen's as they are.
 """
 
-import json
 from collections.abc import Iterator
 from math import pi
 from pathlib import Path
@@ -29,18 +28,19 @@ _TYPES = {
     torch.float16: (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
     torch.bfloat16: (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
 }
-_SPLITS = {  # how words are split before BPE: what the regular expression begins with, and llama.cpp's name for it
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|": "llama-bpe",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ": "qwen2",
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+_SPLITS = {  # how text is split before BPE, and llama.cpp's name for it
+    (_WORDS + r"|\s*[\r\n]+|\s+(?!\S)|\s+").format(numbers=numbers): name
+    for numbers, name in ((r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}", "qwen2"))
 }
 ELSEWHERE = "export it with --engine transformers and give that folder to llama.cpp's own converter"
 
 
-def check_gguf(shape: ModelShape, folder: Path) -> None:
-    """Refuse what this module does not write, before any work."""
+def check_gguf(shape: ModelShape, folder: Path) -> str:
+    """Refuse what this module does not write, before any work; llama.cpp's name for how the tokenizer splits text."""
     if shape.window is not None and shape.window < shape.context:
         raise UnsupportedModelError(f"{folder}: llama.cpp has no sliding window for {shape.family}; {ELSEWHERE}")
-    _split(folder)
+    return _split(folder)
 
 
 def write_gguf(model: Model, folder: Path, path: Path) -> None:
@@ -129,7 +129,7 @@ def _kind(index: int, names: dict[int, str], added: dict[int, dict[str, object]]
 
 
 def _split(folder: Path) -> str:
-    """llama.cpp's name for how the tokenizer splits words."""
+    """As llama.cpp calls it."""
     path = folder / "tokenizer.json"
     content = read_json(path) if path.is_file() else {}
     steps = content.get("pre_tokenizer") or {}
@@ -137,8 +137,7 @@ def _split(folder: Path) -> str:
     if content.get("model", {}).get("type") == "BPE" and parts[-1].get("type") == "ByteLevel":
         if parts == [parts[-1]] and parts[0].get("use_regex", True):
             return "gpt-2"
-        pattern = json.dumps(parts[0].get("pattern", {}).get("Regex", ""))
-        for start, name in _SPLITS.items():
-            if pattern.startswith(json.dumps(start)[:-1]):
-                return name
+        pattern = parts[0].get("pattern", {}).get("Regex")
+        if pattern in _SPLITS:
+            return _SPLITS[pattern]
     raise UnsupportedModelError(f"{folder}: its tokenizer is none that this writes to GGUF; {ELSEWHERE}")
