@@ -5,10 +5,11 @@ that they meet the same machine. Greedy, one request at a time, float32, without
 
 - Outputs: token by token those of our plain decoding, or a tie of rounding (docs/lossless.md).
 - TAR: the server's counters against our replay of the draft in float32.
-- Speed: seconds of an iteration are measured on the prompts of one set (`hellaswag`); with the replayed TAR they
-  predict the speed on those of another (`zoo`).
+- Speed: how much longer an iteration takes than a token of the server without a draft is measured on the prompts of one
+  set (`hellaswag`, the median); with the replayed TAR that predicts the speed-up on those of another (`zoo`). Two
+  drafts differ clearly where the 95 % interval of the ratio of their speeds, a bootstrap over prompts, leaves 1 out.
 
-    python benchmarks/vllm.py --python ENVIRONMENT/bin/python [--drafts 4x128 2x192] [--lookahead 2] [--prompts 24]
+    python benchmarks/vllm.py --python ENVIRONMENT/bin/python [--drafts 4x128 2x192] [--lookahead 2] [--prompts 16]
 """
 
 import argparse
@@ -20,10 +21,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
+from statistics import median
 
 import httpx2
+import numpy as np
+from numpy.typing import NDArray
 
 import shallowdraft as sd
 from shallowdraft.bench.endpoint import Answer, Counters, Endpoint
@@ -31,6 +35,8 @@ from shallowdraft.decoding.divergence import explain
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.export.advice import Advice
 from shallowdraft.export.export import export
+from shallowdraft.intervals import bootstrap
+from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import Record, commit, processor
 from shallowdraft.replay.acceptance import replay
@@ -38,10 +44,11 @@ from shallowdraft.replay.traces import Trace, read_trace, record
 
 PLAIN = "none"
 TIMED, JUDGED = "hellaswag", "zoo"
+Floats = NDArray[np.float64]
 START_S = 900  # how long a server may take to start on a busy machine
 MODULE = "vllm.entrypoints.openai.api_server"
 OPTIONS = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "2", "--enforce-eager"]
-OPTIONS += ["--enable-per-request-metrics"]
+OPTIONS += ["--enable-per-request-metrics", "--kv-cache-memory-bytes", str(2**28)]
 COUNTS = ["--per-request-spec-decode-metrics", "summary"]
 
 
@@ -64,7 +71,7 @@ def serve(python: str, draft: str, lookahead: int, folder: Path, port: int) -> I
     _, _, target, *speculation = made.setup.command
     extra = [] if draft == PLAIN else [*speculation, *COUNTS]
     command = [python, "-m", MODULE, "--model", target, "--port", str(port), *OPTIONS, *extra]
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     environment["PATH"] = f"{Path(python).parent}:{environment['PATH']}"
     environment.pop("PYTHONPATH", None)
     with (folder / "log.txt").open("w") as log:
@@ -96,17 +103,18 @@ def ask(served: Served, prompt: Sequence[int], new_tokens: int) -> Answer:
     return served.endpoint.ask(request, chat=False)
 
 
-def steps(answers: Sequence[Answer]) -> int:
+def steps(answer: Answer) -> int:
     """Iterations; without a draft every token behind the first is one."""
-    return sum(one.speculation["num_spec_steps"] if one.speculation else one.tokens - 1 for one in answers)
+    return answer.speculation["num_spec_steps"] if answer.speculation else kept(answer)
 
 
-def seconds(answers: Sequence[Answer]) -> float:
-    return sum(one.arrivals_s[-1] - one.arrivals_s[0] for one in answers)
+def seconds(answer: Answer) -> float:
+    return answer.arrivals_s[-1] - answer.arrivals_s[0]
 
 
-def kept(answers: Sequence[Answer]) -> int:
-    return sum(one.tokens - 1 for one in answers)
+def kept(answer: Answer) -> int:
+    """Tokens of iterations: all but the first."""
+    return answer.tokens - 1
 
 
 def traced(target: sd.Model, path: Path, prompts: int, new_tokens: int) -> Trace:
@@ -134,9 +142,9 @@ def measure(servers: dict[str, Served], trace: Trace, new_tokens: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="interpreter that has vllm")
-    parser.add_argument("--drafts", nargs="+", default=["4x128", "8x96", "2x192", "1x256"])
+    parser.add_argument("--drafts", nargs="+", default=zoo.names()[1:])
     parser.add_argument("--lookahead", type=int, default=2)
-    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--port", type=int, default=8920)
     given = parser.parse_args()
@@ -174,28 +182,48 @@ def compare(target: sd.Model, trace: Trace, servers: dict[str, Served]) -> None:
 
 
 def speeds(servers: dict[str, Served], trace: Trace, lookahead: int) -> None:
+    plain = servers[PLAIN].answers
+    times = {
+        name: np.array([seconds(one) / kept(one) for one in served.answers[JUDGED]]) for name, served in servers.items()
+    }
     predicted: dict[str, float] = {}
-    measured = {name: speed(served.answers[JUDGED]) for name, served in servers.items()}
-    print(f"without a draft: {measured.pop(PLAIN):.1f} tokens/s")
-    heads = ("TAR", "counters", "replayed", "iteration ms", "predicted", "measured")
-    print(f"{'draft':<10}" + "".join(f"{head:>14}" for head in heads))
-    for name in measured:
+    print(f"without a draft: {1 / times[PLAIN].mean():.1f} tokens/s")
+    heads = ("TAR", "counters", "replayed", "iteration", "predicted", "measured")
+    print(f"{'draft':<16}" + "".join(f"{head:>10}" for head in heads) + "  95 %")
+    for name in list(servers)[1:]:
         served, replayed = servers[name], replay(sd.load(f"zoo:{name}", "float32", "cpu"), trace)
-        timed, everything = served.answers[TIMED], [one for some in served.answers.values() for one in some]
-        iteration_s = seconds(timed) / steps(timed)
-        predicted[name] = replayed.tar(JUDGED)[lookahead] / iteration_s
+        longer = [
+            seconds(one) / steps(one) / (seconds(other) / kept(other))
+            for one, other in zip(served.answers[TIMED], plain[TIMED], strict=True)
+        ]
+        predicted[name] = replayed.tar(JUDGED)[lookahead] / median(longer)
+        everything = [one for some in served.answers.values() for one in some]
+        tar = sum(map(kept, everything)) / sum(map(steps, everything))
         raw = 1 + served.counted["num_accepted_draft_tokens"] / served.counted["num_spec_steps"]
-        figures = (kept(everything) / steps(everything), raw, replayed.tar()[lookahead], 1e3 * iteration_s)
-        print(f"{name:<10}" + "".join(f"{one:>14.3f}" for one in (*figures, predicted[name], measured[name])))
-    orders = [" > ".join(sorted(one, key=lambda name: -one[name])) for one in (predicted, measured)]
+        measured, low, high = ratio(times[PLAIN], times[name])
+        figures = (tar, raw, replayed.tar()[lookahead], median(longer), predicted[name], measured)
+        print(f"{name:<16}" + "".join(f"{one:>10.3f}" for one in figures) + f"  {low:.2f} to {high:.2f}")
     print("TAR: tokens kept / iterations; counters: 1 + accepted / drafts, tokens beyond the limit among them")
-    print(f"tokens/s on {JUDGED}, predicted order: {orders[0]}")
-    print(f"tokens/s on {JUDGED}, measured order:  {orders[1]}")
+    print("iteration: of a token without a draft; predicted, measured: speed-up on the prompts of", JUDGED)
+    order(predicted, times)
 
 
-def speed(answers: Sequence[Answer]) -> float:
-    """Tokens a second behind the first token."""
-    return kept(answers) / seconds(answers)
+def ratio(slow: Floats, fast: Floats) -> tuple[float, float, float]:
+    """How many times as fast, with its interval."""
+    low, high = bootstrap(lambda draws: slow[draws].sum(1) / fast[draws].sum(1), len(slow))
+    return float(slow.sum() / fast.sum()), float(low), float(high)
+
+
+def order(predicted: dict[str, float], times: dict[str, Floats]) -> None:
+    """Whether drafts that differ clearly are ordered as predicted."""
+    found = [(one, two, ratio(times[two], times[one])) for one, two in combinations(predicted, 2)]
+    clear = [(one, two, speed) for one, two, (speed, low, high) in found if low > 1 or high < 1]
+    right = [(one, two) for one, two, speed in clear if (speed > 1) == (predicted[one] > predicted[two])]
+    wrong = [f"{one} and {two}" for one, two, _ in clear if (one, two) not in right]
+    print("predicted order:", " > ".join(sorted(predicted, key=lambda name: -predicted[name])))
+    print("measured order: ", " > ".join(sorted(predicted, key=lambda name: times[name].sum())))
+    print(f"{len(clear)} of {len(found)} pairs of drafts differ clearly; {len(right)} of these in the predicted order")
+    print(f"not so: {', '.join(wrong)}" if wrong else "none is the other way round")
 
 
 if __name__ == "__main__":
