@@ -39,7 +39,7 @@ class Bench(Command):
     limit: Number = None
     """At most so many prompts of each set."""
     concurrency: tuple[int, ...] = (1,)
-    """How many requests are under way, one after the other: 1 2 4."""
+    """How many requests are under way at once; several numbers are measured in turn: 1 2 4."""
     max_new_tokens: int = 128
     """Tokens to ask for."""
     temperature: float = 0.0

@@ -39,7 +39,7 @@ class Export(Command):
     lookahead: Number = None
     """Draft tokens an iteration instead of the study's, 1 to 32."""
     dtype: Name = None
-    """float32, bfloat16 or float16. Default: what the draft's config says."""
+    """float32, bfloat16 or float16. Default: what the checkpoint's config says."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 

@@ -7,7 +7,7 @@ from shallowdraft import cost
 from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import RecordError
 from shallowdraft.models.checkpoint import read_json
-from shallowdraft.profiling.latency import Profile, read_profile
+from shallowdraft.profiling.latency import Point, Profile, read_profile
 from shallowdraft.records import Records
 from shallowdraft.replay.traces import read_trace
 from shallowdraft.study.study import REPLAYS
@@ -46,7 +46,7 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
     kept = Records.read(folder / "replays.jsonl", REPLAYS).latest("drafter", "draft").values()
     tars = next(one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft))
     profile = read_profile(folder / "profile.jsonl")
-    timed = sorted({point.batch for point in profile.samples if point.way == Way(draft, point.lookahead)})
+    timed = sorted({point.batch for point in _points(profile, draft)})
     by_batch = {1: row["lookahead"]} | {
         batch: _best(profile, draft, {int(size): tar for size, tar in tars.items()}, trace.mean_context, batch)
         for batch in timed
@@ -64,10 +64,15 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
 def _best(profile: Profile, draft: str, tars: dict[int, float], context: float, batch: int) -> int:
     """The lookahead that is fastest in batches of this size; 0 where none beats plain decoding."""
     plain_s = profile.plain_s(context, batch)
+    longest = max(point.lookahead for point in _points(profile, draft) if point.batch == batch)
     found = {
         d: cost.Prediction(d, tar, profile.iteration(draft, d, context, batch), plain_s)
         for d, tar in tars.items()
-        if profile.covers(Way(draft, d))
+        if d <= longest
     }
     best = cost.best(found)
     return best.lookahead if best.speed_up > 1 else 0
+
+
+def _points(profile: Profile, draft: str) -> list[Point]:
+    return [point for point in profile.samples if point.way == Way(draft, point.lookahead)]

@@ -1,6 +1,6 @@
 """What each engine reads: a file of settings and the command that starts it. No torch here.
 
-Paths are relative to the exported folder, so that it can be moved; commands are run inside it.
+Paths of what was exported are relative to the folder, so that it can be moved; commands are run inside it.
 """
 
 import json
