@@ -136,9 +136,11 @@ def test_a_smaller_vocabulary_is_padded_and_the_padding_never_proposed(small: Pa
     tokenizer = load_tokenizer(small / "target")
     make_pair(parse("2x64/2h/96", vocab=540), parse("1x64/2h/96", vocab=540), 0.8).save(tmp_path / "wide")
     tokenizer.save_pretrained(tmp_path / "wide" / "target")  # 28 ids have no token
+    (tmp_path / "wide" / "target" / "tokenizer.model").write_bytes(b"sentencepiece")
     made = export(str(small / "draft"), str(tmp_path / "wide" / "target"), "vllm", Advice(2), tmp_path / "out")
     assert made.vocabulary == "512 token ids made 540, as many as the target's"
     assert not (tmp_path / "out" / "target").exists()  # vLLM reads it where it is
+    assert (tmp_path / "out" / "draft" / "tokenizer.model").is_file()
     assert str(tmp_path / "wide" / "target") in made.command
     padded, before = sd.load(tmp_path / "out" / "draft"), sd.load(small / "draft")
     assert padded.shape.vocab == 540

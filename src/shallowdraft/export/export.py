@@ -24,6 +24,7 @@ from shallowdraft.shapes import ModelShape
 
 START = "start.sh"
 ABOUT = "export.json"
+SENTENCES = "tokenizer.model"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def _loaded(folder: Path, dtype: str | None) -> Model:
 def _write_model(model: Model, engine: Engine, target_folder: Path, path: Path) -> None:
     if engine != "llama.cpp":
         model.save(path)
+        if (target_folder / SENTENCES).is_file():  # which transformers no longer writes, and converters want
+            shutil.copy(target_folder / SENTENCES, path)
         return
     from shallowdraft.export.gguf_file import write_gguf
 
