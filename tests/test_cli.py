@@ -28,6 +28,8 @@ VERBS = (
     "predict",
     "study",
     "report",
+    "export",
+    "bench",
 )
 
 

@@ -13,9 +13,11 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, subcommand
 from shallowdraft import __doc__ as about
 from shallowdraft import __version__
 from shallowdraft.commands.accuracy import Accuracy
+from shallowdraft.commands.bench import Bench
 from shallowdraft.commands.demo import Demo
 from shallowdraft.commands.design import Design
 from shallowdraft.commands.distill import Distill
+from shallowdraft.commands.export import Export
 from shallowdraft.commands.generate import Generate
 from shallowdraft.commands.heads import Heads
 from shallowdraft.commands.inspect import Inspect
@@ -48,6 +50,8 @@ Verb = (
     | Annotated[Accuracy, subcommand("accuracy")]
     | Annotated[Design, subcommand("design")]
     | Annotated[SkipSearch, subcommand("skip-search")]
+    | Annotated[Export, subcommand("export")]
+    | Annotated[Bench, subcommand("bench")]
     | Annotated[Pretrain, subcommand("pretrain")]
     | Annotated[Prune, subcommand("prune")]
     | Annotated[Distill, subcommand("distill")]

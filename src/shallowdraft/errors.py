@@ -47,3 +47,7 @@ class MemoryShortageError(ShallowdraftError):
 
 class NumericsError(ShallowdraftError):
     """A model that produced NaN or infinite logits."""
+
+
+class ServerError(ShallowdraftError):
+    """A server that is not there, refuses, breaks off or speaks another protocol."""

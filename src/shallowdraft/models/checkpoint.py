@@ -41,6 +41,8 @@ class _Source:
     size: tuple[int, ...]
     dtype: str
     read: Callable[[], Tensor]
+    rounded: bool = False
+    """Stored in 8 bits with a scale a row."""
 
 
 def find_folder(name: str | Path, *, weights: bool = True) -> Path:
@@ -96,6 +98,12 @@ def check_folder(folder: Path) -> ModelShape:
     with _sources(folder, read_shape(folder)) as (shape, sources):
         _check(folder, shape, sources)
     return shape
+
+
+def is_for_us_alone(folder: Path) -> bool:
+    """Whether the weights lie there in 8 bits, which no other engine reads."""
+    with _sources(folder, read_shape(folder)) as (_, sources):
+        return any(source.rounded for source in sources.values())
 
 
 def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device, split: Split | None = None) -> Decoder:
@@ -228,7 +236,7 @@ def _safetensors(file: Path, stack: ExitStack) -> dict[str, _Source]:
 
 
 def _dequantised(rounded: _Source, scale: _Source) -> _Source:
-    return _Source(rounded.size, scale.dtype, lambda: rounded.read() * scale.read()[:, None])
+    return _Source(rounded.size, scale.dtype, lambda: rounded.read() * scale.read()[:, None], rounded=True)
 
 
 def _pickled(file: Path) -> dict[str, _Source]:

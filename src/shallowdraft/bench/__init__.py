@@ -1,0 +1,1 @@
+"""Servers measured from outside: any endpoint that speaks OpenAI's protocol."""

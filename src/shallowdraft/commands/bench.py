@@ -1,0 +1,111 @@
+"""shallowdraft bench: how fast a server is, and what it accepts."""
+
+import json
+import os
+import sys
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from shallowdraft.commands.options import Command, Name, Number
+from shallowdraft.errors import OptionError
+
+if TYPE_CHECKING:
+    from shallowdraft.bench.load import Level
+
+KEY = "--api-key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Command):
+    """Measure any server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, TensorRT-LLM or our own.
+
+    Streamed requests, so many at a time: time to the first token, time between tokens, tokens a second, and tokens an
+    iteration where the server counts them (its /metrics). Stopped half-way, the same command goes on.
+    Example: shallowdraft bench --url http://localhost:8000 --model NAME --prompts zoo --out server.jsonl
+    """
+
+    url: str
+    """Where the server is, like http://localhost:8000."""
+    model: str
+    """The model's name there."""
+    prompts: tuple[str, ...]
+    """Sets that ship with the package, and files of {"prompt": …} lines."""
+    out: str
+    """File for the records: a line a request."""
+    limit: Number = None
+    """At most so many prompts of each set."""
+    concurrency: tuple[int, ...] = (1,)
+    """How many requests are under way at once; several numbers are measured in turn: 1 2 4."""
+    max_new_tokens: int = 128
+    """Tokens to ask for."""
+    temperature: float = 0.0
+    """0 takes the most likely token each time; above 0 draws."""
+    rounds: int = 1
+    """How often each prompt is asked."""
+    chat: bool = False
+    """Ask /v1/chat/completions with each prompt as the user's turn, instead of /v1/completions."""
+    api_key: Name = None
+    """The server's key; it is not written to the records. Default: the environment's OPENAI_API_KEY."""
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print {"levels": [{"concurrency", "tokens_per_s", "ttft_s", "between_s", "tar", …}, …]} and nothing else."""
+
+    def run(self) -> int:
+        from shallowdraft.bench.endpoint import Endpoint
+        from shallowdraft.bench.load import Load, run_load, summarise
+        from shallowdraft.commands.progress import follow
+        from shallowdraft.commands.record import gather
+
+        if min((*self.concurrency, self.max_new_tokens, self.rounds), default=0) < 1 or not self.concurrency:
+            raise OptionError("--concurrency, --max-new-tokens and --rounds must be at least 1")
+        prompts = gather(self.prompts, self.limit)
+        many = list(dict.fromkeys(self.concurrency))
+        load = Load(prompts, many, self.max_new_tokens, self.rounds, self.temperature, self.chat)
+        key = self.api_key or os.environ.get("OPENAI_API_KEY")
+        with closing(Endpoint(self.url, self.model, key)) as endpoint:
+            endpoint.check()
+            argv = _without_key([Path(sys.argv[0]).name, *sys.argv[1:]])
+            steps = run_load(endpoint, load, Path(self.out), argv)
+            follow("asking the server", steps, len(prompts) * self.rounds * len(many))
+        found = summarise(Path(self.out))
+        if self.json_output:
+            print(json.dumps({"levels": [asdict(level) for level in found]}))
+        else:
+            _show(found, f"{self.model} at {endpoint.url}")
+        silent = [str(one) for one in many if one not in {level.concurrency for level in found}]
+        if silent:
+            print(f"error: nothing was answered at {', '.join(silent)} at once; {self.out} says why", file=sys.stderr)
+        return 2 if silent or any(level.failed for level in found) else 0
+
+
+def _without_key(argv: list[str]) -> list[str]:
+    """The command line as records may keep it."""
+    hidden = [f"{KEY}=…" if one.startswith(f"{KEY}=") else one for one in argv]
+    return ["…" if before == KEY else one for before, one in zip(["", *hidden], hidden, strict=False)]
+
+
+def _show(found: "list[Level]", title: str) -> None:
+    from shallowdraft.commands.tables import new_table, table_console
+
+    columns = ("at once", "requests", "failed", "tokens/s", "first token ms", "p95", "between ms", "TAR", "accepted")
+    table = new_table(*columns, title=title)
+    for one in found:
+        table.add_row(
+            str(one.concurrency),
+            str(one.requests),
+            str(one.failed),
+            _bounded(one.tokens_per_s, one.tokens_per_s_interval),
+            _bounded(1e3 * one.ttft_s, (1e3 * one.ttft_s_interval[0], 1e3 * one.ttft_s_interval[1])),
+            f"{1e3 * one.ttft_s_p95:.0f}",
+            _bounded(1e3 * one.between_s, (1e3 * one.between_s_interval[0], 1e3 * one.between_s_interval[1])),
+            "" if one.tar is None else f"{one.tar:.2f}",
+            "" if one.acceptance_rate is None else f"{one.acceptance_rate:.0%}",
+        )
+    table_console().print(table)
+
+
+def _bounded(figure: float, interval: tuple[float, float]) -> str:
+    return f"{figure:.1f} ({interval[0]:.1f}–{interval[1]:.1f})"

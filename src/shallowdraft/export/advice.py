@@ -1,0 +1,78 @@
+"""How far a study says to look ahead: at its best, and by batch size where its profile has times of batches."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shallowdraft import cost
+from shallowdraft.decoding.ways import Way
+from shallowdraft.errors import RecordError
+from shallowdraft.models.checkpoint import read_json
+from shallowdraft.profiling.latency import Point, Profile, read_profile
+from shallowdraft.records import Records
+from shallowdraft.replay.traces import read_trace
+from shallowdraft.study.study import REPLAYS
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to set, and what a study knows about it."""
+
+    lookahead: int
+    by_batch: dict[int, int] = field(default_factory=dict)
+    """Lookaheads by batch size, 0 where plain decoding is faster; empty where no batches were timed."""
+    speed_up: float | None = None
+    how: str = "chosen by hand"
+    """Where the speed-up comes from."""
+
+
+def advise(folder: Path, target: str, draft: str) -> Advice:
+    """What a study's records say about a draft."""
+    if not (folder / "study.json").is_file():
+        raise RecordError(f"{folder}: holds no study.json; name the folder of a study that has ended")
+    try:
+        return _advise(folder, target, draft)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{folder}: its records lack {error}; run the study again, it reuses the others") from None
+
+
+def _advise(folder: Path, target: str, draft: str) -> Advice:
+    rows = {row["draft"]: row for row in read_json(folder / "study.json")["rows"] if row["drafter"] == "model"}
+    if draft not in rows:
+        raise RecordError(f"{folder}: its study has no draft {draft}; there are {', '.join(rows) or 'none'}")
+    trace = read_trace(folder / "trace.jsonl")
+    if trace.target != target:
+        raise RecordError(f"{folder}: this is a study of {trace.target}, not of {target}; name its target, or another")
+    row = rows[draft]
+    kept = Records.read(folder / "replays.jsonl", REPLAYS).latest("drafter", "draft").values()
+    tars = next(one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft))
+    profile = read_profile(folder / "profile.jsonl")
+    timed = sorted({point.batch for point in _points(profile, draft)})
+    by_batch = {1: row["lookahead"]} | {
+        batch: _best(profile, draft, {int(size): tar for size, tar in tars.items()}, trace.mean_context, batch)
+        for batch in timed
+        if batch > 1
+    }
+    measured = row["live"] is not None
+    return Advice(
+        row["lookahead"],
+        by_batch if len(by_batch) > 1 else {},
+        row["live"]["speed_up"] if measured else row["predicted_speed_up"],
+        "measured live" if measured else "predicted",
+    )
+
+
+def _best(profile: Profile, draft: str, tars: dict[int, float], context: float, batch: int) -> int:
+    """The lookahead that is fastest in batches of this size; 0 where none beats plain decoding."""
+    plain_s = profile.plain_s(context, batch)
+    longest = max(point.lookahead for point in _points(profile, draft) if point.batch == batch)
+    found = {
+        d: cost.Prediction(d, tar, profile.iteration(draft, d, context, batch), plain_s)
+        for d, tar in tars.items()
+        if d <= longest
+    }
+    best = cost.best(found)
+    return best.lookahead if best.speed_up > 1 else 0
+
+
+def _points(profile: Profile, draft: str) -> list[Point]:
+    return [point for point in profile.samples if point.way == Way(draft, point.lookahead)]

@@ -1,0 +1,108 @@
+"""What each engine reads: a file of settings and the command that starts it. No torch here.
+
+Paths of what was exported are relative to the folder, so that it can be moved; commands are run inside it.
+"""
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+import yaml
+
+Engine = Literal["vllm", "sglang", "trtllm", "llama.cpp", "transformers"]
+DRAFT = "draft"
+TARGET = "target"
+GGUF = ".gguf"
+_COMMON = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES: dict[Engine, tuple[str, ...]] = {
+    "vllm": (*_COMMON, "opt"),
+    "sglang": _COMMON,
+    "trtllm": _COMMON,
+    "llama.cpp": _COMMON,
+    "transformers": (*_COMMON, "opt"),
+}
+"""Whose drafts an engine runs and we write for it."""
+
+_GENERATE = (
+    "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+    'target, draft = "{target}", "{draft}"; t = T.from_pretrained(target); m = M.from_pretrained(target); '
+    'print(t.decode(m.generate(**t("Once upon a time", return_tensors="pt"), do_sample=False, max_new_tokens=64, '
+    "assistant_model=M.from_pretrained(draft))[0]))"
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How an engine is started."""
+
+    command: list[str]
+    files: dict[str, str] = field(default_factory=dict)
+    """Settings, by name of file."""
+
+
+def setup(engine: Engine, target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
+    """For the draft in the folder and a target, which is a path or a hub id."""
+    if engine == "vllm":
+        return _vllm(target, lookahead, by_batch)
+    if engine == "sglang":
+        return _sglang(target, lookahead)
+    if engine == "trtllm":
+        return _trtllm(target, lookahead, by_batch)
+    if engine == "llama.cpp":
+        return _llama_cpp(target, lookahead)
+    return Setup(["python", "-c", _GENERATE.format(target=target, draft=DRAFT)])
+
+
+def line(made: Setup) -> str:
+    """The command as a shell takes it."""
+    return shlex.join(made.command)
+
+
+def _vllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
+    config: dict[str, object] = {"method": "draft_model", "model": DRAFT}
+    config["num_speculative_tokens"] = max(lookahead, *by_batch.values()) if by_batch else lookahead
+    if by_batch:
+        config["num_speculative_tokens_per_batch_size"] = _ranges(by_batch)
+    text = json.dumps(config)
+    return Setup(["vllm", "serve", target, "--speculative-config", text], {"speculative.json": text + "\n"})
+
+
+def _ranges(by_batch: dict[int, int]) -> list[tuple[int, int, int]]:
+    """First and last batch size and their lookahead; a size that was not timed has that of the one below."""
+    ends = [*by_batch, max(by_batch) + 1]
+    return [(start, end - 1, by_batch[start]) for start, end in pairwise(ends)]
+
+
+def _sglang(target: str, lookahead: int) -> Setup:
+    options = {
+        "model-path": target,
+        "speculative-algorithm": "STANDALONE",
+        "speculative-draft-model-path": DRAFT,
+        "speculative-num-steps": lookahead,
+        "speculative-eagle-topk": 1,  # a chain
+        "speculative-num-draft-tokens": lookahead + 1,  # with the text's last token
+        "enable-metrics": True,
+    }
+    return Setup(["python", "-m", "sglang.launch_server", "--config", "sglang.yaml"], {"sglang.yaml": _yaml(options)})
+
+
+def _trtllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
+    config = {"decoding_type": "Draft_Target", "speculative_model": DRAFT, "max_draft_len": lookahead}
+    if by_batch:  # each holds up to its batch size, and beyond the last one there is no speculation
+        ends = [*(end - 1 for end in list(by_batch)[1:]), max(by_batch)]
+        config["max_draft_len"] = max(lookahead, *by_batch.values())
+        config["draft_len_schedule"] = dict(zip(ends, by_batch.values(), strict=True))
+    options = {"speculative_config": config, "disable_overlap_scheduler": True}
+    return Setup(["trtllm-serve", target, "--config", "trtllm.yaml"], {"trtllm.yaml": _yaml(options)})
+
+
+def _llama_cpp(target: str, lookahead: int) -> Setup:
+    speculation = {"--spec-type": "draft-simple", "--spec-draft-n-max": lookahead, "--spec-draft-n-min": 0}
+    given = {"-m": target, "-md": DRAFT + GGUF} | speculation | {"--spec-draft-p-min": 0}  # 0: draft all of it
+    return Setup(["llama-server", *(str(part) for pair in given.items() for part in pair)])
+
+
+def _yaml(options: object) -> str:
+    return str(yaml.safe_dump(options, sort_keys=False))

@@ -1,0 +1,129 @@
+"""A pair of models into a folder that an engine serves: checkpoints, settings, the command that starts it.
+
+Everything that can be refused is refused first. The folder appears whole or not at all.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from shallowdraft.errors import OptionError, UnsupportedModelError
+from shallowdraft.export.advice import Advice
+from shallowdraft.export.engines import DRAFT, FAMILIES, GGUF, TARGET, Engine, Setup, line, setup
+from shallowdraft.export.padding import fitted
+from shallowdraft.models import zoo
+from shallowdraft.models.checkpoint import check_folder, find_folder, is_for_us_alone, read_json, read_shape
+from shallowdraft.models.model import Model, load
+from shallowdraft.models.vocabulary import load_tokenizer
+from shallowdraft.records import provenance
+from shallowdraft.shapes import ModelShape
+
+START = "start.sh"
+ABOUT = "export.json"
+SENTENCES = "tokenizer.model"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    setup: Setup
+    vocabulary: str
+    """What became of the draft's."""
+
+    @property
+    def command(self) -> str:
+        return line(self.setup)
+
+
+def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, dtype: str | None = None) -> Exported:
+    """Write the draft for an engine, and the target where the engine cannot read it as it is."""
+    as_gguf = engine == "llama.cpp"
+    local = target.startswith(zoo.PREFIX) or Path(target).is_dir()
+    folders = {DRAFT: find_folder(draft), TARGET: find_folder(target, weights=as_gguf)}
+    shapes = {DRAFT: check_folder(folders[DRAFT]), TARGET: read_shape(folders[TARGET])}
+    _require(engine, shapes, folders)
+    if out.exists():
+        raise OptionError(f"{out} exists already; name another folder")
+    size, before = shapes[TARGET].vocab, shapes[DRAFT].vocab
+    models = {DRAFT: fitted(_loaded(folders[DRAFT], dtype), load_tokenizer(folders[TARGET]), size)}
+    where = str(folders[TARGET].resolve()) if local else target
+    if as_gguf or (local and is_for_us_alone(folders[TARGET])):
+        models[TARGET] = _loaded(folders[TARGET], dtype)
+        where = TARGET + (GGUF if as_gguf else "")
+    made = setup(engine, where, advice.lookahead, advice.by_batch)
+    vocabulary = "as it was" if before == size else f"{before:,} token ids made {size:,}, as many as the target's"
+
+    def write(folder: Path) -> None:
+        for role, model in models.items():
+            _write_model(model, engine, folders[TARGET], folder / role)
+        if engine == "transformers":
+            _write_generation(folder / DRAFT, advice.lookahead)
+        about = {"engine": engine, "target": target, "draft": draft, "vocabulary": vocabulary}
+        settled = {"advice": asdict(advice), "command": made.command, "provenance": provenance()}
+        (folder / ABOUT).write_text(json.dumps(about | settled, indent=2) + "\n", encoding="utf-8")
+        for name, text in made.files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        start = f'#!/bin/sh\ncd "$(dirname "$0")" && exec {line(made)} "$@"\n'
+        (folder / START).write_text(start, encoding="utf-8")
+        (folder / START).chmod(0o755)
+
+    _at_once(out, write)
+    return Exported(out, made, vocabulary)
+
+
+def _require(engine: Engine, shapes: dict[str, ModelShape], folders: dict[str, Path]) -> None:
+    for role, shape in shapes.items():
+        if shape.family not in FAMILIES[engine]:
+            known = ", ".join(FAMILIES[engine])
+            raise UnsupportedModelError(f"the {role} is of the family {shape.family}; for {engine} we write {known}")
+    if engine == "llama.cpp":
+        if find_spec("gguf") is None:
+            raise OptionError("GGUF needs the package gguf; install it: pip install 'shallowdraft[export]'")
+        from shallowdraft.export.gguf_file import check_gguf
+
+        for shape in shapes.values():
+            check_gguf(shape, folders[TARGET])
+
+
+def _loaded(folder: Path, dtype: str | None) -> Model:
+    """In the precision that its config has, unless another is wanted."""
+    own = read_json(folder / "config.json")
+    return load(folder, dtype or own.get("dtype") or own.get("torch_dtype") or "float32", "cpu", trainable=True)
+
+
+def _write_model(model: Model, engine: Engine, target_folder: Path, path: Path) -> None:
+    if engine != "llama.cpp":
+        model.save(path)
+        if (target_folder / SENTENCES).is_file():  # which transformers no longer writes, and converters want
+            shutil.copy(target_folder / SENTENCES, path)
+        return
+    from shallowdraft.export.gguf_file import write_gguf
+
+    write_gguf(model, target_folder, path.with_name(path.name + GGUF))
+
+
+def _write_generation(folder: Path, lookahead: int) -> None:
+    """So many tokens each time, however sure the draft is."""
+    assistant = {"num_assistant_tokens": lookahead, "num_assistant_tokens_schedule": "constant"}
+    kept = {name: value for name, value in read_json(folder / "config.json").items() if name.endswith("_token_id")}
+    text = json.dumps(kept | assistant | {"assistant_confidence_threshold": 0.0}, indent=2)
+    (folder / "generation_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _at_once(out: Path, write: Callable[[Path], None]) -> None:
+    """Write into a folder beside it, which then takes its name; what fails leaves nothing behind."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        write(partial)
+        partial.chmod(0o755)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise

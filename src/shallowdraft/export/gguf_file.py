@@ -1,0 +1,143 @@
+"""GGUF files for llama.cpp, through the `gguf` package: metadata, tokenizer, tensors by its names.
+
+llama.cpp turns neighbours where Hugging Face turns halves of a head, so the rows of Llama's q and k are interleaved;
+it keeps Qwen's as they are.
+"""
+
+from collections.abc import Iterator
+from math import pi
+from pathlib import Path
+
+import gguf
+import torch
+from torch import Tensor
+
+from shallowdraft.errors import UnsupportedModelError
+from shallowdraft.models.checkpoint import read_json
+from shallowdraft.models.model import Model
+from shallowdraft.shapes import ModelShape, Rope
+
+_ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+_TYPES = {
+    torch.float32: (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    torch.float16: (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    torch.bfloat16: (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+}
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+_SPLITS = {  # how text is split before BPE, and llama.cpp's name for it
+    (_WORDS + r"|\s*[\r\n]+|\s+(?!\S)|\s+").format(numbers=numbers): name
+    for numbers, name in ((r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}", "qwen2"))
+}
+ELSEWHERE = "export it with --engine transformers and give that folder to llama.cpp's own converter"
+
+
+def check_gguf(shape: ModelShape, folder: Path) -> str:
+    """Refuse what this module does not write, before any work; llama.cpp's name for how the tokenizer splits text."""
+    if shape.window is not None and shape.window < shape.context:
+        raise UnsupportedModelError(f"{folder}: llama.cpp has no sliding window for {shape.family}; {ELSEWHERE}")
+    return _split(folder)
+
+
+def write_gguf(model: Model, folder: Path, path: Path) -> None:
+    """One file with everything; `folder` has the tokenizer's files."""
+    shape = model.shape
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[_ARCHITECTURES[shape.family]])
+    _add_shape(writer, shape)
+    kind, file_type = _TYPES[model.decoder.dtype]
+    writer.add_file_type(file_type)
+    _add_tokenizer(writer, folder, shape.vocab)
+    for name, tensor in _tensors(model):
+        stored = gguf.GGMLQuantizationType.F32 if tensor.dim() == 1 else kind
+        writer.add_tensor(name, gguf.quantize(tensor.float().numpy(), stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_shape(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.d_model)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    writer.add_vocab_size(shape.vocab)
+    writer.add_rope_dimension_count(shape.head_dim)
+    assert shape.rope
+    writer.add_rope_freq_base(shape.rope.theta)
+    if shape.rope.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(shape.rope.factor)
+
+
+def _tensors(model: Model) -> Iterator[tuple[str, Tensor]]:
+    shape = model.shape
+    names = gguf.get_tensor_name_map(_ARCHITECTURES[shape.family], shape.layers)
+    if shape.rope and shape.rope.kind == "llama3":
+        yield "rope_freqs.weight", _slowed(shape.rope, shape.head_dim)
+    state = model.decoder.dense_state()
+    for ours, parts in shape.layout().items():
+        for part, tensor in zip(parts, state[ours].split([part.size[0] for part in parts]), strict=True):
+            name = names.get_name(part.name, try_suffixes=(".weight", ".bias"))
+            assert name, part.name
+            yield name, _interleaved(part.name, tensor, shape)
+
+
+def _interleaved(name: str, tensor: Tensor, shape: ModelShape) -> Tensor:
+    """Llama's q and k: of every head the halves, row by row."""
+    heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
+    if heads is None or shape.family not in ("llama", "mistral"):
+        return tensor
+    halves = tensor.reshape(heads, 2, shape.head_dim // 2, -1)
+    return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def _slowed(rope: Rope, head_dim: int) -> Tensor:
+    """By what Llama 3 divides each frequency: nothing where waves are short, `factor` where they are long."""
+    lengths = 2 * pi * rope.theta ** (torch.arange(0, head_dim, 2).double() / head_dim)
+    share = (rope.original_context / lengths - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    share = share.clamp(0, 1)
+    return (1 / (share + (1 - share) / rope.factor)).float()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
+    """Byte-level BPE; ids without a token are padding that is never matched."""
+    content = read_json(folder / "tokenizer.json")
+    added = {one["id"]: one for one in content["added_tokens"]}
+    names = {index: token for token, index in content["model"]["vocab"].items()}
+    names |= {index: one["content"] for index, one in added.items()}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_split(folder))
+    writer.add_token_list([names.get(index, f"[PAD{index}]") for index in range(size)])
+    writer.add_token_types([_kind(index, names, added) for index in range(size)])
+    gguf.SpecialVocab(folder, load_merges=True, n_vocab=size).add_to_gguf(writer, quiet=True)
+
+
+def _kind(index: int, names: dict[int, str], added: dict[int, dict[str, object]]) -> gguf.TokenType:
+    if index in added:
+        return gguf.TokenType.CONTROL if added[index]["special"] else gguf.TokenType.USER_DEFINED
+    return gguf.TokenType.NORMAL if index in names else gguf.TokenType.UNUSED
+
+
+def _split(folder: Path) -> str:
+    """As llama.cpp calls it."""
+    path = folder / "tokenizer.json"
+    content = read_json(path) if path.is_file() else {}
+    steps = content.get("pre_tokenizer") or {}
+    parts = steps.get("pretokenizers", [steps])
+    if content.get("model", {}).get("type") == "BPE" and parts[-1].get("type") == "ByteLevel":
+        if parts == [parts[-1]] and parts[0].get("use_regex", True):
+            return "gpt-2"
+        pattern = parts[0].get("pattern", {}).get("Regex")
+        if pattern in _SPLITS:
+            return _SPLITS[pattern]
+    raise UnsupportedModelError(f"{folder}: its tokenizer is none that this writes to GGUF; {ELSEWHERE}")

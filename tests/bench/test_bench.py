@@ -1,0 +1,214 @@
+"""bench against a real HTTP server that streams from the zoo, counts as vLLM does, refuses keys, breaks off, hangs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import PlainTextResponse, StreamingResponse
+
+import shallowdraft as sd
+from shallowdraft.bench.endpoint import Counters, Endpoint, parse_counters
+from shallowdraft.bench.load import KIND, summarise
+from shallowdraft.cli import main
+from shallowdraft.errors import RecordError, ServerError
+from shallowdraft.records import Records
+
+MODEL, KEY, LOOKAHEAD, TOKENS = "zoo:target", "a secret", 2, 8
+PREFIX = "vllm:spec_decode_num_"
+
+
+class Served:
+    """The application, what it counted, and what a prompt makes it do."""
+
+    def __init__(self) -> None:
+        self.target, self.draft = sd.load("zoo:target"), sd.load("zoo:2x192")
+        self.total = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
+        self.lock, self.hold = threading.Lock(), threading.Event()
+        self.app = FastAPI()
+        self.app.get("/v1/models")(self.models)
+        self.app.post("/v1/completions")(self.complete)
+        self.app.post("/v1/chat/completions")(self.chat)
+        self.app.get("/metrics", response_class=PlainTextResponse)(self.metrics)
+
+    def models(self, request: Request) -> dict[str, object]:
+        if request.headers.get("authorization") != f"Bearer {KEY}":
+            raise HTTPException(401)
+        return {"data": [{"id": MODEL}]}
+
+    def metrics(self) -> str:
+        lines = [f'{PREFIX}{name}_total{{engine="0"}} {float(count)}' for name, count in self.total.items()]
+        return "\n".join(["# TYPE some counter", *lines, f'{PREFIX}accepted_tokens_per_pos_total{{position="0"}} 7.0'])
+
+    async def complete(self, request: Request) -> StreamingResponse:
+        body = await request.json()
+        return StreamingResponse(self.stream(body, body["prompt"], chat=False), media_type="text/event-stream")
+
+    async def chat(self, request: Request) -> StreamingResponse:
+        body = await request.json()
+        text = body["messages"][0]["content"]
+        return StreamingResponse(self.stream(body, text, chat=True), media_type="text/event-stream")
+
+    def stream(self, body: dict[str, object], prompt: str, *, chat: bool) -> Iterator[str]:
+        if "fail" in prompt:
+            yield f"data: {json.dumps({'error': {'message': 'out of memory'}})}\n\n"
+            return
+        if "hang" in prompt:
+            self.hold.wait(60)
+        with self.lock:  # one at a time
+            pieces = sd.stream(
+                self.target, prompt, draft=self.draft, lookahead=LOOKAHEAD, max_new_tokens=body["max_tokens"]
+            )
+            for piece in pieces:
+                choice = {"delta": {"content": piece.text}} if chat else {"text": piece.text}
+                yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+            stats = pieces.result.stats
+            counts = stats.iterations, stats.iterations * LOOKAHEAD, stats.emitted - stats.iterations
+            for name, count in zip(self.total, counts, strict=True):
+                self.total[name] += count
+        last = {"choices": [], "usage": {"completion_tokens": stats.tokens, "prompt_tokens": 3}}
+        if chat:
+            names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+            last["metrics"] = {"speculative_decoding": dict(zip(names, counts, strict=True))}
+        yield f"data: {json.dumps(last)}\n\n"
+        if "cut" not in prompt:
+            yield "data: [DONE]\n\n"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, Served]]:
+    made = Served()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(made.app, port=port, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}", made
+    made.hold.set()
+    server.should_exit = True
+    thread.join()
+
+
+def prompts(folder: Path, *texts: str) -> str:
+    file = folder / "some.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text, "id": str(at)}) + "\n" for at, text in enumerate(texts)))
+    return str(file)
+
+
+def arguments(url: str, file: str, out: Path, *more: str) -> list[str]:
+    asked = ["bench", "--url", url, "--model", MODEL, "--prompts", file, "--out", str(out), "--api-key", KEY]
+    return [*asked, "--max-new-tokens", str(TOKENS), *more]
+
+
+def test_it_measures_and_counts(served, tmp_path: Path, capsys, monkeypatch):
+    url, server = served
+    given = arguments(f"{url}/v1", prompts(tmp_path, "Once", "The sea", "A man"), tmp_path / "out.jsonl")
+    monkeypatch.setattr(sys, "argv", ["shallowdraft", *given])
+    before = dict(server.total)
+    assert main([*given, "--concurrency", "1", "2", "--rounds", "2", "--json"]) == 0
+    levels = json.loads(capsys.readouterr().out)["levels"]
+    assert [(one["concurrency"], one["requests"], one["failed"]) for one in levels] == [(1, 6, 0), (2, 6, 0)]
+    for one in levels:
+        low, high = one["tokens_per_s_interval"]
+        assert 0 < low <= one["tokens_per_s"] <= high
+        assert 0 < one["ttft_s"] <= one["ttft_s_p95"]
+    steps, kept = (server.total[name] - before[name] for name in ("drafts", "accepted_tokens"))
+    assert levels[0]["tar"] == pytest.approx(1 + kept / steps)  # both levels ask the same
+    rows = list(Records.read(tmp_path / "out.jsonl", KIND))
+    expected = sd.generate(server.target, "Once", max_new_tokens=TOKENS).text
+    answers = [row for row in rows if "tokens" in row]
+    assert all(row["tokens"] == TOKENS for row in answers)
+    assert [row["text"] for row in answers if row["id"] == "0"] == [expected] * 4
+    assert KEY not in (tmp_path / "out.jsonl").read_text()
+    assert main([*given, "--concurrency", "1", "2", "--rounds", "2"]) == 0  # nothing is asked again
+    assert len(list(Records.read(tmp_path / "out.jsonl", KIND))) == len(rows)
+    assert "first token ms" in capsys.readouterr().out
+
+
+def test_chat_with_the_servers_account_of_each_request(served, tmp_path: Path, capsys):
+    url, server = served
+    assert main(arguments(url, prompts(tmp_path, "Once"), tmp_path / "out.jsonl", "--chat", "--json")) == 0
+    (level,) = json.loads(capsys.readouterr().out)["levels"]
+    ours = sd.generate(server.target, "Once", draft=server.draft, lookahead=LOOKAHEAD, max_new_tokens=TOKENS).stats
+    assert level["requests"] == 1
+    assert level["tar"] == pytest.approx(ours.emitted / ours.iterations)
+
+
+def test_what_fails_is_counted_and_asked_again(served, tmp_path: Path, capsys):
+    url, _ = served
+    out = tmp_path / "out.jsonl"
+    assert main(arguments(url, prompts(tmp_path, "Once", "please fail", "cut it"), out, "--json")) == 2
+    (level,) = json.loads(capsys.readouterr().out)["levels"]
+    assert (level["requests"], level["failed"]) == (1, 2)
+    said = [row["error"] for row in Records.read(out, KIND) if "error" in row]
+    assert any("broke off: out of memory" in one for one in said)
+    assert any("the stream has no end" in one for one in said)
+    assert main(arguments(url, prompts(tmp_path, "Once", "well", "now"), out, "--json")) == 0
+    (level,) = json.loads(capsys.readouterr().out)["levels"]
+    assert (level["requests"], level["failed"]) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--api-key", "wrong"], "refuses the key"),
+        (["--model", "other"], "does not serve other; it serves zoo:target"),
+        (["--url", "http://127.0.0.1:9"], "no server answers there"),
+        (["--url", "nowhere"], "nowhere"),
+        (["--concurrency", "0"], "at least 1"),
+        (["--prompts", "no-such-set"], "no set of that name"),
+    ],
+)
+def test_bad_input(served, tmp_path: Path, capsys, options: list[str], said: str):
+    assert main(arguments(served[0], prompts(tmp_path, "Once"), tmp_path / "out.jsonl", *options)) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_interrupted_run_keeps_what_it_has(served, tmp_path: Path):
+    given = arguments(served[0], prompts(tmp_path, "Once", "hang"), tmp_path / "out.jsonl")
+    command = [sys.executable, "-m", "shallowdraft", *given]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+    while not (tmp_path / "out.jsonl").exists() or '"tokens"' not in (tmp_path / "out.jsonl").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in error
+    assert summarise(tmp_path / "out.jsonl")[0].requests == 1
+
+
+def test_a_server_that_speaks_something_else(served):
+    with closing(Endpoint(f"{served[0]}/metrics?", MODEL, KEY)) as endpoint, pytest.raises(ServerError, match="speak"):
+        endpoint.check()
+
+
+def test_counters_of_vllm_and_sglang():
+    assert parse_counters("process_cpu_seconds_total 1.5\n") is None
+    first = parse_counters(f'{PREFIX}drafts_total{{engine="0"}} 10\n{PREFIX}drafts_total{{engine="1"}} 5.0\n')
+    assert first == Counters(iterations=15)
+    positions = f'{PREFIX}accepted_tokens_per_pos_total{{engine="0",position="1"}} 4\n{PREFIX}drafts_total 20\n'
+    assert parse_counters(positions).since(first)["accepted_by_position"] == {"1": 4}
+    assert parse_counters('sglang:spec_accept_length{tp_rank="0"} 2.5\n').tar == 2.5
+
+
+def test_a_file_without_answers(tmp_path: Path):
+    Records.open(tmp_path / "out.jsonl", KIND, {}).append({"concurrency": 1, "error": "no luck"})
+    with pytest.raises(RecordError, match="it said: no luck"):
+        summarise(tmp_path / "out.jsonl")

@@ -1,0 +1,228 @@
+"""Exported pairs: read by transformers and by gguf's reader, settings with the study's lookahead, bad input."""
+
+import copy
+import json
+import stat
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+import yaml
+
+import shallowdraft as sd
+from shallowdraft.cli import main
+from shallowdraft.errors import UnsupportedModelError
+from shallowdraft.export.advice import Advice, advise
+from shallowdraft.export.engines import setup
+from shallowdraft.export.export import export
+from shallowdraft.models.synthetic import make_pair
+from shallowdraft.models.vocabulary import load_tokenizer
+from shallowdraft.shapes import parse
+
+PAIR = ["export", "zoo:2x192", "--target", "zoo:target"]
+PROMPT = "The old house at the end of the road"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and a draft with a tokenizer."""
+    folder = tmp_path_factory.mktemp("small")
+    make_pair(parse("2x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8).save(folder)
+    return folder
+
+
+def arguments(small: Path, engine: str, out: Path) -> list[str]:
+    names = [str(small / "draft"), "--target", str(small / "target")]
+    return ["export", *names, "--engine", engine, "--lookahead", "3", "--out", str(out)]
+
+
+def test_transformers_assists_with_it_and_writes_what_we_write(tmp_path: Path, capsys):
+    out = tmp_path / "made" / "pair"
+    assert main([*PAIR, "--engine", "transformers", "--lookahead", "3", "--out", str(out)]) == 0
+    assert f"start it: cd {out} && python -c" in capsys.readouterr().out
+    target, draft = (transformers.AutoModelForCausalLM.from_pretrained(out / role) for role in ("target", "draft"))
+    assert draft.generation_config.num_assistant_tokens == 3
+    assert draft.generation_config.num_assistant_tokens_schedule == "constant"
+    inputs = transformers.AutoTokenizer.from_pretrained(out / "draft")(PROMPT, return_tensors="pt")
+    passes = []
+    target.register_forward_hook(lambda *_: passes.append(1))
+    made = target.generate(**inputs, assistant_model=draft, do_sample=False, max_new_tokens=40)[0]
+    ours = sd.generate(sd.load("zoo:target"), PROMPT, draft=sd.load("zoo:2x192"), lookahead=3, max_new_tokens=40)
+    assert made[inputs["input_ids"].shape[1] :].tolist() == ours.token_ids
+    assert len(passes) < 36  # tokens were accepted
+    assert [path.name for path in out.parent.iterdir()] == ["pair"]
+    assert json.loads((out / "export.json").read_text())["advice"]["lookahead"] == 3
+    assert (out / "start.sh").stat().st_mode & stat.S_IXUSR
+
+
+def test_gguf_opens_with_the_right_shapes_and_metadata(tmp_path: Path):
+    out = tmp_path / "pair"
+    assert main([*PAIR, "--engine", "llama.cpp", "--lookahead", "2", "--out", str(out)]) == 0
+    reader, model = gguf.GGUFReader(out / "draft.gguf"), sd.load("zoo:2x192", "float32", "cpu", trainable=True)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    shape = model.shape
+    assert fields["general.architecture"] == "llama"
+    assert fields["llama.block_count"] == shape.layers
+    assert fields["llama.attention.head_count"] == shape.heads
+    assert fields["llama.attention.key_length"] == shape.head_dim
+    assert fields["llama.rope.freq_base"] == 10000.0
+    assert fields["tokenizer.ggml.pre"] == "gpt-2"
+    assert fields["tokenizer.ggml.eos_token_id"] == 0
+    assert len(fields["tokenizer.ggml.merges"]) > 7000
+    names = {index: token for token, index in model.require_tokenizer().get_vocab().items()}
+    assert fields["tokenizer.ggml.tokens"] == [names[index] for index in range(shape.vocab)]
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert tensors["token_embd.weight"].shape.tolist() == [shape.d_model, shape.vocab]
+    assert tensors["blk.1.ffn_down.weight"].shape.tolist() == [shape.ffn, shape.d_model]
+    assert sum(int(tensor.n_elements) for tensor in tensors.values()) == shape.parameters
+    q = model.decoder.dense_state()["blocks.0.qkv.weight"][: shape.heads * shape.head_dim].numpy()
+    half = shape.head_dim // 2
+    np.testing.assert_array_equal(tensors["blk.0.attn_q.weight"].data[:3], q[[0, half, 1]])  # halves, row by row
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama3-rope", "llama-biases-linear-rope", "llama-gqa-tied-head_dim", "qwen2", "qwen3"]
+)
+def test_transformers_reads_the_same_model_from_gguf(folder, small: Path, tmp_path: Path, kind: str):
+    from shallowdraft.export.gguf_file import write_gguf
+
+    write_gguf(sd.load(folder(kind), "float32", "cpu", trainable=True), small / "target", tmp_path / "model.gguf")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder(kind))
+    config = copy.deepcopy(reference.config)  # it does not read how positions are scaled, nor how wide heads are
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", config=config)
+    ids = torch.arange(90)[None]
+    torch.testing.assert_close(read(ids).logits, reference(ids).logits, rtol=1e-4, atol=1e-4)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    assert ("llama.rope.scaling.factor" in reader.fields) == ("linear" in kind)
+    slowed = [tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
+    if kind == "llama3-rope":
+        plain = 500000.0 ** -(np.arange(0, 16, 2) / 16)
+        np.testing.assert_allclose(plain / slowed[0], reference.model.rotary_emb.inv_freq.numpy(), rtol=1e-5)
+    else:
+        assert not slowed
+
+
+@pytest.mark.parametrize(("numbers", "name"), [(r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}", "qwen2"), (r"\p{N}+", None)])
+def test_gguf_says_how_text_is_split(tmp_path: Path, numbers: str, name: str | None):
+    from shallowdraft.export.gguf_file import check_gguf
+
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers
+    pattern = words + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    splits = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [splits, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    if name is None:
+        with pytest.raises(UnsupportedModelError, match="own converter"):
+            check_gguf(parse("1x64/2h/96"), tmp_path)
+    else:
+        assert check_gguf(parse("1x64/2h/96"), tmp_path) == name
+
+
+def test_gguf_in_16_bits(small: Path, tmp_path: Path):
+    assert main([*arguments(small, "llama.cpp", tmp_path / "out"), "--dtype", "bf16"]) == 0
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out" / "target.gguf").tensors}
+    assert tensors["blk.0.attn_q.weight"].tensor_type == gguf.GGMLQuantizationType.BF16
+    assert tensors["output_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
+
+
+def test_a_smaller_vocabulary_is_padded_and_the_padding_never_proposed(small: Path, tmp_path: Path):
+    tokenizer = load_tokenizer(small / "target")
+    make_pair(parse("2x64/2h/96", vocab=540), parse("1x64/2h/96", vocab=540), 0.8).save(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide" / "target")  # 28 ids have no token
+    (tmp_path / "wide" / "target" / "tokenizer.model").write_bytes(b"sentencepiece")
+    made = export(str(small / "draft"), str(tmp_path / "wide" / "target"), "vllm", Advice(2), tmp_path / "out")
+    assert made.vocabulary == "512 token ids made 540, as many as the target's"
+    assert not (tmp_path / "out" / "target").exists()  # vLLM reads it where it is
+    assert (tmp_path / "out" / "draft" / "tokenizer.model").is_file()
+    assert str(tmp_path / "wide" / "target") in made.command
+    padded, before = sd.load(tmp_path / "out" / "draft"), sd.load(small / "draft")
+    assert padded.shape.vocab == 540
+    hidden = torch.randn(200, 64)
+    after = padded.decoder.head(hidden)
+    torch.testing.assert_close(after[:, :512], before.decoder.head(hidden))
+    assert int(after.argmax(1).max()) < 512
+    narrow = export(str(tmp_path / "out" / "draft"), str(small / "target"), "vllm", Advice(2), tmp_path / "cut")
+    assert "540 token ids made 512" in narrow.vocabulary
+    torch.testing.assert_close(sd.load(narrow.folder / "draft").decoder.head(hidden), before.decoder.head(hidden))
+
+
+def test_settings_have_the_lookahead_by_batch_size_where_an_engine_takes_it():
+    batches = {1: 4, 4: 2, 16: 0}
+    vllm = json.loads(setup("vllm", "t", 4, batches).files["speculative.json"])
+    assert (vllm["method"], vllm["model"], vllm["num_speculative_tokens"]) == ("draft_model", "draft", 4)
+    assert vllm["num_speculative_tokens_per_batch_size"] == [[1, 3, 4], [4, 15, 2], [16, 16, 0]]
+    assert "num_speculative_tokens_per_batch_size" not in setup("vllm", "t", 4, {}).files["speculative.json"]
+    trtllm = yaml.safe_load(setup("trtllm", "t", 4, batches).files["trtllm.yaml"])["speculative_config"]
+    assert trtllm["max_draft_len"] == 4
+    assert trtllm["draft_len_schedule"] == {3: 4, 15: 2, 16: 0}
+    sglang = yaml.safe_load(setup("sglang", "t", 4, batches).files["sglang.yaml"])
+    assert (sglang["speculative-num-steps"], sglang["speculative-num-draft-tokens"]) == (4, 5)
+    flags = setup("llama.cpp", "t.gguf", 4, batches).command
+    assert flags[flags.index("--spec-draft-n-max") + 1] == "4"
+
+
+def test_the_studys_lookahead_is_set(small: Path, tmp_path: Path, capsys):
+    run, target, draft = tmp_path / "run", str(small / "target"), str(small / "draft")
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps({"prompt": f"Prompt {n}"}) + "\n" for n in range(4)))
+    common = ["--target", target, "--rounds", "1"]
+    study = ["--drafts", draft, "--prompts", str(tmp_path / "few.jsonl"), "--lookaheads", "1:3", "--live", "0"]
+    assert main(["study", *common, *study, "--max-new-tokens", "12", "--out", str(run)]) == 0
+    best = json.loads((run / "study.json").read_text())["rows"][0]
+    found = advise(run, target, draft)
+    assert (found.lookahead, found.by_batch, found.how) == (best["lookahead"], {}, "predicted")
+    times = ["--draft", draft, "--lookaheads", "1", "3", "--contexts", "64", "--batches", "4"]
+    assert main(["profile", *common, *times, "--out", str(run / "profile.jsonl")]) == 0
+    assert advise(run, target, draft).by_batch.keys() == {1, 4}
+    capsys.readouterr()
+    given = ["export", draft, "--target", target, "--engine", "vllm", "--study", str(run)]
+    assert main([*given, "--out", str(tmp_path / "out"), "--json"]) == 0
+    config = json.loads(json.loads(capsys.readouterr().out)["files"]["speculative.json"])
+    assert config["num_speculative_tokens_per_batch_size"][0] == [1, 3, best["lookahead"]]
+    assert main([*given, "--lookahead", "2", "--out", str(tmp_path / "out2")]) == 2
+    assert main(["export", "zoo:4x128", *given[2:], "--out", str(tmp_path / "out2")]) == 2
+    assert "its study has no draft zoo:4x128" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "give --study"),
+        (["--lookahead", "0"], "--lookahead is 0"),
+        (["--lookahead", "3", "--dtype", "int8"], "no other engine reads our int8"),
+        (["--study", "nowhere"], "holds no study.json"),
+        (["--lookahead", "3", "--target", "opt-nowhere/x/y"], "no such folder"),
+        (["--lookahead", "3", "--out", "."], "exists already"),
+    ],
+)
+def test_bad_input(small: Path, tmp_path: Path, capsys, options: list[str], said: str):
+    given = arguments(small, "vllm", tmp_path / "out")
+    assert main([one for one in given if one not in ("--lookahead", "3")] + options) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_an_engine_cannot_do_is_refused_before_any_work(folder, small: Path, tmp_path: Path):
+    with pytest.raises(UnsupportedModelError, match="of the family opt; for sglang we write"):
+        export(str(folder("opt")), str(folder("opt")), "sglang", Advice(2), tmp_path / "out")
+    with pytest.raises(UnsupportedModelError, match="sliding window"):
+        export(str(folder("mistral-window")), str(folder("mistral-window")), "llama.cpp", Advice(2), tmp_path / "out")
+    with pytest.raises(UnsupportedModelError, match="tokenizer is none that this writes"):
+        export(str(folder("llama")), str(folder("llama")), "llama.cpp", Advice(2), tmp_path / "out")
+    with pytest.raises(sd.ShallowdraftError, match="vocabulary is not the target's"):
+        export("zoo:2x192", str(small / "target"), "vllm", Advice(2), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_export_leaves_nothing_behind(small: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sd.Model, "save", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    assert main(arguments(small, "vllm", tmp_path / "out")) == 2
+    assert not list(tmp_path.iterdir())
