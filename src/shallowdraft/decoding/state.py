@@ -5,6 +5,7 @@ Invariant: a row's `length` counts its committed tokens; a cache holds valid ent
 (a draft's cache: but the last two). Whatever lies beyond is overwritten before it is attended to.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,14 @@ class State:
     @property
     def source_slots(self) -> int:
         return self.source.tokens.shape[1] if self.source else 0
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple["State", int]], longest: int) -> "State":
+        """A row each of states with as many slots, none of them longer than that."""
+        tokens, length, limit = (
+            torch.stack([getattr(state, name)[row] for state, row in parts]) for name in ("tokens", "length", "limit")
+        )
+        return cls(tokens, length, limit, longest, parts[0][0].lookahead)
 
     def refill(self, prompts: list[list[int]], limits: list[int], sources: list[list[int]] | None = None) -> None:
         """Other prompts in the same memory."""
