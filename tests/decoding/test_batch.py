@@ -44,7 +44,7 @@ def staggered(batch: Batch, target: sd.Model, at: int = 3) -> list[Row]:
 @pytest.mark.parametrize("draft", [True, False])
 def test_a_request_gets_what_generate_gives_it(models, draft: bool):
     target, proposer = models[0], models[1] if draft else None
-    rows = staggered(Batch(target, proposer, LOOKAHEAD, 128), target)
+    rows = staggered(Batch(target, proposer, LOOKAHEAD, 128, 4), target)
     for row, (prompt, options) in zip(rows, REQUESTS, strict=True):
         alone = sd.generate(target, prompt, draft=proposer, lookahead=LOOKAHEAD, **options)
         assert (row.tokens, row.finish_reason) == (alone.token_ids, alone.finish_reason)
@@ -65,15 +65,15 @@ def wrong_noise(parts, right=Noise.of):
 @pytest.mark.parametrize(("owner", "wrong"), [(KVCache, wrong_cache), (Noise, wrong_noise)])
 def test_a_row_that_is_moved_without_its_own_is_noticed(models, monkeypatch, owner, wrong):
     target, draft = models
-    right = staggered(Batch(target, draft, LOOKAHEAD, 128), target)
+    right = staggered(Batch(target, draft, LOOKAHEAD, 128, 4), target)
     monkeypatch.setattr(owner, "of", wrong)
-    moved = staggered(Batch(target, draft, LOOKAHEAD, 128), target)
+    moved = staggered(Batch(target, draft, LOOKAHEAD, 128, 4), target)
     assert [row.tokens for row in right] != [row.tokens for row in moved]
 
 
 def test_prompts_of_one_request_have_streams_of_their_own(models):
     target, draft = models
-    batch = Batch(target, draft, LOOKAHEAD, 128)
+    batch = Batch(target, draft, LOOKAHEAD, 128, 4)
     options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 4}
     rows = [batch.join(target.encode("Once"), Settings(**options), stream) for stream in range(3)]
     while batch.rows:
@@ -85,7 +85,7 @@ def test_prompts_of_one_request_have_streams_of_their_own(models):
 def test_a_row_without_numbers_leaves_alone(models, monkeypatch):
     """And leaves nothing behind that could spoil the next one."""
     target, draft = models
-    batch = Batch(target, draft, LOOKAHEAD, 128)
+    batch = Batch(target, draft, LOOKAHEAD, 128, 4)
     well = batch.join(target.encode("Once upon a time"), Settings(max_new_tokens=12))
     head = target.decoder.head.forward
     monkeypatch.setattr(target.decoder.head, "forward", lambda x: head(x) * torch.nan)

@@ -6,18 +6,23 @@ from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.generation import Row, Settings, new_drafter, new_row
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import slots_for
+from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.models.model import Model
 
 
 class Batch:
-    """Rows that are decoded together by a target and, if given, a draft; none longer than `longest` tokens.
+    """Up to `most` rows that are decoded together by a target and, if given, a draft; none is longer than `longest`.
 
     A prompt is read by an engine of one row. Its row is then copied beside those of the batch: rows must lie next to
     each other, and copying what they hold takes about as long as an iteration that looks at it.
     """
 
-    def __init__(self, target: Model, draft: Model | None, lookahead: int, longest: int) -> None:
+    def __init__(self, target: Model, draft: Model | None, lookahead: int, longest: int, most: int) -> None:
         self._target, self._longest = target, longest
+        for model in (target, draft) if draft else (target,):
+            row_bytes = longest * model.shape.kv_bytes_per_token(dtype_name(model.decoder.dtype))
+            # Twice: while rows are copied they are there as they were and as they will be.
+            require_memory(2 * most * row_bytes, model.device, f"a cache of {most} x {longest} tokens, and a copy,")
         self._way = Settings(draft=draft, lookahead=lookahead)
         self._reader = self._new_reader()
         self._engine: Engine | None = None
