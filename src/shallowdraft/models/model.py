@@ -61,7 +61,9 @@ class Model:
         """A conversation to token ids through the tokenizer's chat template, ready for the assistant's turn."""
         tokenizer = self.require_tokenizer()
         if not tokenizer.chat_template:
-            raise PromptError(f"{self.name} has no chat template; give the prompt as plain text")
+            raise PromptError(
+                f"{self.name} has no chat template; give the prompt as plain text, or serve it with --chat-template"
+            )
         try:
             return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
         except TemplateError as error:

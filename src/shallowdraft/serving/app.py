@@ -153,13 +153,14 @@ class Form:
         """Server-sent events; one that says [DONE] is the last, unless something went wrong."""
         kind = "text_completion" if self._kind == "completion" else "chat.completion.chunk"
         head = {**self._head, "object": kind} | ({"usage": None} if usage else {})
+        begun: set[int] = set()
         ends: dict[int, Update] = {}
         try:
             async for index, update in answer:
-                role = {"role": "assistant"} if index not in ends else {}
                 ends[index] = update
                 if update.text or update.finish_reason:
-                    delta = role | {"content": update.text}
+                    delta = {"content": update.text} | ({} if index in begun else {"role": "assistant"})
+                    begun.add(index)
                     said = {"text": update.text} if self._kind == "completion" else {"delta": delta}
                     choice = {"index": index, **said, "logprobs": None, "finish_reason": _reason(update)}
                     yield _event({**head, "choices": [choice]})

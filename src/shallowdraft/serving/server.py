@@ -59,11 +59,13 @@ class Server(uvicorn.Server):
 
 def listen(host: str, port: int, api_key: str | None) -> socket.socket:
     """A socket; an address that others can reach needs a key."""
+    if not 0 <= port < 2**16:
+        raise OptionError(f"port is {port}; it must be 0 to 65535")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         if not api_key and not ipaddress.ip_address(address[0]).is_loopback:
             raise OptionError(f"host {host} can be reached by others; give an API key, or use 127.0.0.1")
         return socket.create_server(address[:2], family=family)
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise OptionError(f"cannot listen on {host}:{port} ({error}); use another host or port") from None
