@@ -28,6 +28,7 @@ VERBS = (
     "predict",
     "study",
     "report",
+    "serve",
 )
 
 

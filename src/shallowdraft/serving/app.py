@@ -56,7 +56,8 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
     async def complete(asked: CompletionRequest, request: HttpRequest) -> Response:
         _require(asked, target.name)
         prompts = await run_in_threadpool(lambda: [_within(limits, encode(target, text)) for text in asked.prompts])
-        return await answer("completion", asked, prompts, asked.max_tokens or DEFAULT_TOKENS, request)
+        tokens = asked.max_tokens or min(DEFAULT_TOKENS, limits.tokens)
+        return await answer("completion", asked, prompts, tokens, request)
 
     @app.post("/v1/chat/completions")
     async def chat(asked: ChatRequest, request: HttpRequest) -> Response:
