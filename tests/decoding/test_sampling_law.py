@@ -376,7 +376,7 @@ def joined_p_value(models, rows: int = 8_000, lookahead: int = 2) -> float:
     emitted[0].append(engines[0].follow(engines[0].iterate()))
     parts = [(which, row) for which in (0, 1) for row in range(rows) if which or row % 3]
     parts = [parts[index] for index in np.random.default_rng(0).permutation(len(parts))]
-    batch = Engine.of([(engines[which], row) for which, row in parts])
+    batch = Engine.of([(engines[which], row) for which, row in parts], 16)
     later = [batch.follow(batch.iterate()) for _ in range(length)]
     counts = [Counter[tuple[int, ...]]() for _ in MIXED]
     for place, (which, row) in enumerate(parts):
@@ -393,9 +393,9 @@ def test_the_joint_law_of_a_batch_that_others_join(models):
     assert joined_p_value(models) > ALPHA
 
 
-def another_cache(parts, used, right=KVCache.of):
+def another_cache(parts, lengths, slots, right=KVCache.of):
     """Rows are moved, what they hold of the text is not."""
-    return right(parts[1:] + parts[:1], used)
+    return right(parts[1:] + parts[:1], lengths, slots)
 
 
 def numbers_again(parts, right=Noise.of):

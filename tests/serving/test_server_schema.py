@@ -2,29 +2,37 @@
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from running import in_thread
+from schemathesis import GenerationMode
 
 import shallowdraft as sd
 
 
-@pytest.fixture(scope="module")
-def schema():
+@pytest.mark.slow
+def test_no_request_breaks_the_server():
     target = sd.load("zoo:target", device="cpu")
     target.require_tokenizer().chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    answers: list[int] = []
     with in_thread(target, None, longest=64, prompt_tokens=60, tokens=8) as (_, url):
-        yield schemathesis.openapi.from_url(f"{url}/openapi.json")
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        operations = [found.ok() for found in schema.get_all_operations()]
+        for operation in operations:
+            for mode in GenerationMode if operation.method == "post" else ():  # others take nothing that could be wrong
 
+                @given(case=operation.as_strategy(generation_mode=mode))
+                @settings(
+                    max_examples=100,
+                    deadline=None,
+                    derandomize=True,
+                    suppress_health_check=list(HealthCheck),
+                    phases=[Phase.generate],
+                )
+                def asked(case):
+                    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+                        case.body["model"] = "zoo:target"
+                    answers.append(case.call().status_code)
 
-operations = schemathesis.pytest.from_fixture("schema")
-
-
-@pytest.mark.slow
-@operations.parametrize()
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
-)
-def test_no_request_breaks_the_server(case):
-    if isinstance(case.body, dict) and "model" in case.body:
-        case.body["model"] = "zoo:target"
-    case.call_and_validate(checks=[schemathesis.checks.not_a_server_error])
+                asked()
+    assert {200, 400} <= set(answers)
+    assert max(answers) < 500

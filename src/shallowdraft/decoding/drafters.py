@@ -144,11 +144,10 @@ class ModelDrafter:
         self._vocab = target_vocab
         self.cache: KVCache | None = None
 
-    def of(self, parts: Sequence[tuple["Drafter", int]], sampling: Samplings, used: int) -> "ModelDrafter":
-        """The same model for a row each of others; `used` slots of their caches hold something."""
-        caches = [(drafter.cache, row) for drafter, row in parts if isinstance(drafter, ModelDrafter) and drafter.cache]
+    def of(self, sampling: Samplings, cache: KVCache) -> "ModelDrafter":
+        """The same model for other rows."""
         batch = copy.copy(self)
-        batch.sampling, batch.cache = sampling, KVCache.of(caches, used)
+        batch.sampling, batch.cache = sampling, cache
         return batch
 
     def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:

@@ -80,24 +80,51 @@ class Engine:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, parts: Sequence[tuple["Engine", int]]) -> "Engine":
-        """A row each of engines with as many slots and one draft model, or none, from where they stand.
+    def of(cls, parts: Sequence[tuple["Engine", int]], slots: int) -> "Engine":
+        """A row each of engines with one draft model, or none, from where they stand, with so many slots.
 
         It goes on without graphs. The others are done with then: random streams are not copied.
         """
-        first, batch = parts[0][0], copy.copy(parts[0][0])
+        batch = copy.copy(parts[0][0])
         batch._lengths, batch._prompt_lengths, batch._limits = (
             [getattr(engine, name)[row] for engine, row in parts] for name in ("_lengths", "_prompt_lengths", "_limits")
         )
-        used = max(batch._lengths)
         batch.sampling = Samplings(tuple(engine._sampling_of(row) for engine, row in parts))
-        batch.state = State.of([(engine.state, row) for engine, row in parts], used)
+        batch.state = State.of([(engine.state, row) for engine, row in parts], batch._lengths, slots)
         batch.noise = Noise.of([(engine.noise, row) for engine, row in parts])
-        batch.cache = KVCache.of([(engine.cache, row) for engine, row in parts if engine.cache], used)
-        if isinstance(first.drafter, ModelDrafter):
-            batch.drafter = first.drafter.of([(engine.drafter, row) for engine, row in parts], batch.sampling, used)
+        caches = zip(*(engine._caches for engine, _ in parts), strict=True)  # of the target, of the draft
+        rows = [row for _, row in parts]
+        batch.cache, *draft = (
+            KVCache.of(list(zip(found, rows, strict=True)), batch._lengths, slots) for found in caches
+        )
+        if isinstance(batch.drafter, ModelDrafter):
+            batch.drafter = batch.drafter.of(batch.sampling, *draft)
         batch._graphs = None
         return batch
+
+    @torch.inference_mode()
+    def put(self, row: int, part: tuple["Engine", int]) -> None:
+        """Instead of a row of a batch that `of` made another, for which there is room."""
+        other, place = part
+        length = other._lengths[place]
+        self._lengths[row], self._limits[row] = length, other._limits[place]
+        self._prompt_lengths[row] = other._prompt_lengths[place]
+        rows = [self._sampling_of(index) for index in range(len(self._lengths))]
+        rows[row] = other._sampling_of(place)
+        self.sampling = Samplings(tuple(rows))
+        if isinstance(self.drafter, ModelDrafter):
+            self.drafter.sampling = self.sampling
+        self.state.put(row, (other.state, place), length)
+        self.state.longest = max(self._lengths)
+        self.noise.put(row, (other.noise, place))
+        for cache, found in zip(self._caches, other._caches, strict=True):
+            cache.put(row, (found, place), length)
+
+    @property
+    def _caches(self) -> list[KVCache]:
+        """The target's, and the draft's if there is one."""
+        found = [self.cache, self.drafter.cache if isinstance(self.drafter, ModelDrafter) else None]
+        return [cache for cache in found if cache is not None]
 
     def _sampling_of(self, row: int) -> Sampling:
         return self.sampling.rows[row] if isinstance(self.sampling, Samplings) else self.sampling

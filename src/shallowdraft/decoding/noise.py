@@ -29,6 +29,11 @@ class Noise:
         batch._streams = [noise._streams[row] for noise, row in parts]
         return batch
 
+    def put(self, row: int, part: tuple["Noise", int]) -> None:
+        """Instead of a row another, likewise."""
+        other, place = part
+        self._streams[row] = other._streams[place]
+
     def begin(self, seed: int | None, iterations: int, first: int = 0) -> None:
         """Streams of this seed, from row `first` on, for about so many iterations; None: greedy decoding reads no
         number.

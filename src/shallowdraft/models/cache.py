@@ -34,15 +34,22 @@ class KVCache:
         self._heads = torch.arange(rows * heads, device=kv.device).view(rows, heads, 1) * self.slots
 
     @classmethod
-    def of(cls, parts: Sequence[tuple["KVCache", int]], used: int) -> "KVCache":
-        """A row each of caches with as many slots: what their first `used` slots hold."""
+    def of(cls, parts: Sequence[tuple["KVCache", int]], lengths: Sequence[int], slots: int) -> "KVCache":
+        """A row each of others, so much of it, with so many slots."""
         first = parts[0][0]
-        size = (*first.kv.shape[:2], len(parts), *first.kv.shape[3:])
-        kv = _zeros(size, first.kv.device, first.kv.dtype)
-        torch.stack([cache.kv[:, :, row, :, :used] for cache, row in parts], 2, out=kv[..., :used, :])
+        layers, two, _, heads, _, width = first.kv.shape
         batch = copy.copy(first)
-        batch._hold(kv)
+        batch.slots = slots
+        batch.rope = first.rope and (first.rope[0][:slots], first.rope[1][:slots])
+        batch._hold(_zeros((layers, two, len(parts), heads, slots, width), first.kv.device, first.kv.dtype))
+        for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
+            batch.put(row, part, length)
         return batch
+
+    def put(self, row: int, part: tuple["KVCache", int], length: int) -> None:
+        """Instead of a row what the first slots of another hold."""
+        other, place = part
+        self.kv[:, :, row, :, :length] = other.kv[:, :, place, :, :length]
 
     def addresses(self, positions: Tensor) -> Tensor:
         """Where a pass writes: positions [B, T] -> indices [B * H * T] into a layer's slots laid end to end."""
