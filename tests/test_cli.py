@@ -30,6 +30,7 @@ VERBS = (
     "report",
     "export",
     "bench",
+    "serve",
 )
 
 

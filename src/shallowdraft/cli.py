@@ -31,6 +31,7 @@ from shallowdraft.commands.prune import Prune
 from shallowdraft.commands.record import Record
 from shallowdraft.commands.replay import Replay
 from shallowdraft.commands.report import Report
+from shallowdraft.commands.serve import Serve
 from shallowdraft.commands.skip_search import SkipSearch
 from shallowdraft.commands.study import Study
 from shallowdraft.commands.zoo import Zoo
@@ -42,6 +43,7 @@ Verb = (
     Annotated[Study, subcommand("study")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Generate, subcommand("generate")]
+    | Annotated[Serve, subcommand("serve")]
     | Annotated[Inspect, subcommand("inspect")]
     | Annotated[Record, subcommand("record")]
     | Annotated[Replay, subcommand("replay")]

@@ -16,8 +16,12 @@ from scipy import stats
 import shallowdraft as sd
 from shallowdraft.decoding import verification
 from shallowdraft.decoding.drafters import HeadsDrafter, ModelDrafter, NgramDrafter
+from shallowdraft.decoding.engine import Engine
+from shallowdraft.decoding.noise import Noise
+from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_source
 from shallowdraft.decoding.verification import Proposal, Verdict
+from shallowdraft.models.cache import KVCache
 from shallowdraft.models.synthetic import random_decoder
 from shallowdraft.shapes import ModelShape
 
@@ -353,6 +357,58 @@ def test_a_wrong_block_rule_is_caught(models, monkeypatch, chances):
     monkeypatch.setattr(verification, "block_chances", chances)
     strategy = {"draft": models[1], "rule": "block"}
     assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
+
+
+def joined_p_value(models, rows: int = 8_000, lookahead: int = 2) -> float:
+    """As `p_value`: prompts that other prompts join after an iteration, in another order and when a third has left."""
+    target, draft = models
+    length = lookahead + 3
+    laws = [{"temperature": 1.0, "top_k": None, "top_p": None}, {"temperature": 1.3, "top_k": 3, "top_p": 0.9}]
+    engines = []
+    for seed, (prompt, options) in enumerate(zip(MIXED, laws, strict=True)):
+        sampling = Sampling(**options, seed=seed)
+        drafter = ModelDrafter(draft.decoder, lookahead, sampling, target.shape.vocab)
+        limits = [len(prompt) + length] * rows
+        engine = Engine(target.decoder, drafter, sampling, [prompt] * rows, limits, slots=16)
+        engine.noise.begin(seed, 1)
+        engines.append(engine)
+    emitted = [[engine.follow(engine.prefill())] for engine in engines]
+    emitted[0].append(engines[0].follow(engines[0].iterate()))
+    parts = [(which, row) for which in (0, 1) for row in range(rows) if which or row % 3]
+    parts = [parts[index] for index in np.random.default_rng(0).permutation(len(parts))]
+    batch = Engine.of([(engines[which], row) for which, row in parts], 16)
+    later = [batch.follow(batch.iterate()) for _ in range(length)]
+    counts = [Counter[tuple[int, ...]]() for _ in MIXED]
+    for place, (which, row) in enumerate(parts):
+        taken = [step[row] for step in emitted[which]] + [step[place] for step in later]
+        tokens = [token for accepted, *found in taken for token in found[: accepted + 1]]
+        counts[which][tuple(tokens[:length])] += 1
+    return min(
+        fit(seen, exact_law(target, prompt, length, **options))
+        for seen, prompt, options in zip(counts, MIXED, laws, strict=True)
+    )
+
+
+def test_the_joint_law_of_a_batch_that_others_join(models):
+    assert joined_p_value(models) > ALPHA
+
+
+def another_cache(parts, lengths, slots, right=KVCache.of):
+    """Rows are moved, what they hold of the text is not."""
+    return right(parts[1:] + parts[:1], lengths, slots)
+
+
+def numbers_again(parts, right=Noise.of):
+    """A row that is moved uses again the numbers that it used before."""
+    for noise in {noise for noise, _ in parts}:
+        noise.begin(0, 1)
+    return right(parts)
+
+
+@pytest.mark.parametrize(("owner", "wrong"), [(KVCache, another_cache), (Noise, numbers_again)])
+def test_a_wrong_move_is_caught(models, monkeypatch, owner, wrong):
+    monkeypatch.setattr(owner, "of", wrong)
+    assert joined_p_value(models, 3_000) < CAUGHT
 
 
 def test_a_row_does_not_depend_on_its_neighbours(models):

@@ -3,6 +3,7 @@
 Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buffer.
 """
 
+import copy
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shallowdraft.decoding.pace import Confidence
-from shallowdraft.decoding.sampling import Sampling, draw, drawn, in_vocabulary, probabilities, without
+from shallowdraft.decoding.sampling import Sampling, Samplings, draw, drawn, in_vocabulary, probabilities, without
 from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.cache import KVCache
@@ -137,10 +138,17 @@ class ModelDrafter:
         target_vocab: int,
         confidence: Confidence | None = None,
     ) -> None:
-        self.decoder, self.lookahead, self.sampling, self.confidence = decoder, lookahead, sampling, confidence
+        self.decoder, self.lookahead, self.confidence = decoder, lookahead, confidence
+        self.sampling: Sampling | Samplings = sampling
         self.nodes = lookahead
         self._vocab = target_vocab
         self.cache: KVCache | None = None
+
+    def of(self, sampling: Samplings, cache: KVCache) -> "ModelDrafter":
+        """The same model for other rows."""
+        batch = copy.copy(self)
+        batch.sampling, batch.cache = sampling, cache
+        return batch
 
     def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
         if self.cache is None:

@@ -3,19 +3,20 @@
 Shapes: B rows, d lookahead, V vocabulary.
 """
 
+import copy
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from shallowdraft.decoding.clock import new_clock
-from shallowdraft.decoding.drafters import Drafter, NoDrafter
+from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
 from shallowdraft.decoding.noise import Noise
 from shallowdraft.decoding.pace import Confidence, Pace
-from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.sampling import Sampling, Samplings
 from shallowdraft.decoding.state import State, fill, new_source, new_state
 from shallowdraft.decoding.verification import Proposal, Rule, Verdict, verify, verify_choice
 from shallowdraft.models.cache import KVCache
@@ -41,9 +42,11 @@ class Engine:
         pace: Pace | Confidence | None = None,
         rule: Rule = "token",
         sources: list[list[int]] | None = None,
+        slots: int | None = None,
     ) -> None:
-        self.target, self.drafter, self.sampling, self.rule = target, drafter, sampling, rule
-        self.state = new_state(prompts, limits, drafter.nodes, target.device)
+        self.target, self.drafter, self.rule = target, drafter, rule
+        self.sampling: Sampling | Samplings = sampling
+        self.state = new_state(prompts, limits, drafter.nodes, target.device, slots)
         if sources:
             self.state.source = new_source(sources, target.device)
         self.noise = Noise(len(prompts), drafter.nodes, target.device)
@@ -74,6 +77,57 @@ class Engine:
         self.clock.reset()
         self.pace = pace
         self._begin(prompts, limits, seed)
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, parts: Sequence[tuple["Engine", int]], slots: int) -> "Engine":
+        """A row each of engines with one draft model, or none, from where they stand, with so many slots.
+
+        It goes on without graphs. The others are done with then: random streams are not copied.
+        """
+        batch = copy.copy(parts[0][0])
+        batch._lengths, batch._prompt_lengths, batch._limits = (
+            [getattr(engine, name)[row] for engine, row in parts] for name in ("_lengths", "_prompt_lengths", "_limits")
+        )
+        batch.sampling = Samplings(tuple(engine._sampling_of(row) for engine, row in parts))
+        batch.state = State.of([(engine.state, row) for engine, row in parts], batch._lengths, slots)
+        batch.noise = Noise.of([(engine.noise, row) for engine, row in parts])
+        caches = zip(*(engine._caches for engine, _ in parts), strict=True)  # of the target, of the draft
+        rows = [row for _, row in parts]
+        batch.cache, *draft = (
+            KVCache.of(list(zip(found, rows, strict=True)), batch._lengths, slots) for found in caches
+        )
+        if isinstance(batch.drafter, ModelDrafter):
+            batch.drafter = batch.drafter.of(batch.sampling, *draft)
+        batch._graphs = None
+        return batch
+
+    @torch.inference_mode()
+    def put(self, row: int, part: tuple["Engine", int]) -> None:
+        """Instead of a row of a batch that `of` made another, for which there is room."""
+        other, place = part
+        length = other._lengths[place]
+        self._lengths[row], self._limits[row] = length, other._limits[place]
+        self._prompt_lengths[row] = other._prompt_lengths[place]
+        rows = [self._sampling_of(index) for index in range(len(self._lengths))]
+        rows[row] = other._sampling_of(place)
+        self.sampling = Samplings(tuple(rows))
+        if isinstance(self.drafter, ModelDrafter):
+            self.drafter.sampling = self.sampling
+        self.state.put(row, (other.state, place), length)
+        self.state.longest = max(self._lengths)
+        self.noise.put(row, (other.noise, place))
+        for cache, found in zip(self._caches, other._caches, strict=True):
+            cache.put(row, (found, place), length)
+
+    @property
+    def _caches(self) -> list[KVCache]:
+        """The target's, and the draft's if there is one."""
+        found = [self.cache, self.drafter.cache if isinstance(self.drafter, ModelDrafter) else None]
+        return [cache for cache in found if cache is not None]
+
+    def _sampling_of(self, row: int) -> Sampling:
+        return self.sampling.rows[row] if isinstance(self.sampling, Samplings) else self.sampling
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
@@ -124,7 +178,7 @@ class Engine:
                 verdict = verify_choice(best, choice, proposal)
             else:
                 logits = self.target.head(self.target(tokens, positions, self.cache, self.state.span))
-                if self._graphs is not None and self.rule == "token":
+                if self._graphs is not None and self.rule == "token" and isinstance(self.sampling, Sampling):
                     return _judged(logits, proposal, self.sampling, coins, last, self.state)
                 verdict = verify(logits, proposal, self.sampling, coins, last, self.rule)
         self.state.commit(verdict)
@@ -168,6 +222,12 @@ class Engine:
                 yield emitted
             begin_s = time.perf_counter()
             packed = self.iterate()
+
+    def follow(self, packed: Tensor) -> Emitted:
+        """Read what was emitted without delay, for a caller who changes the batch between iterations."""
+        emitted = _Message(packed, None).read()
+        self._bound_lengths(emitted, unread=0)
+        return emitted
 
     def _bound_lengths(self, emitted: Emitted | None, unread: int) -> None:
         """Follow the rows' lengths; until a result is read, its rows may have grown by a whole proposal."""

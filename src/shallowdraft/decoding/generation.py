@@ -248,8 +248,8 @@ class Stream:
         self._result = run.results()[0]
 
 
-@dataclass
-class _Row:
+@dataclass(eq=False)
+class Row:
     """One prompt on the host: what was kept of each iteration, and when to stop."""
 
     max_new_tokens: int
@@ -263,9 +263,14 @@ class _Row:
     accepted_by_iteration: list[int] = field(default_factory=list)
     drafted: int = 0
     finish_reason: FinishReason | None = None
+    sound: bool = True
+    """Whether the models gave it numbers only."""
 
-    def take(self, accepted: int, tokens: Sequence[int]) -> int:
-        """Keep an iteration's tokens up to where the row ends; how many."""
+    def take(self, accepted: int, tokens: Sequence[int], nodes: int = 0, *, iteration: bool = True) -> None:
+        """Keep what was emitted, up to where the row ends; a tree proposed `nodes`. Prefill is no iteration."""
+        if accepted == UNSOUND:
+            self.sound = False
+            return
         for kept, token in enumerate(tokens[: accepted + 1], 1):
             self.tokens.append(token)
             if self.text is not None:
@@ -276,12 +281,10 @@ class _Row:
                 self.finish_reason = self.full
             if self.finish_reason:
                 break
-        return kept
-
-    def count(self, accepted: int, kept: int, drafted: int) -> None:
-        """Book an iteration; accepted tokens that were cut off do not count."""
-        self.accepted_by_iteration.append(min(accepted, kept))
-        self.drafted += drafted
+        if iteration:
+            chain = len(tokens) - 1
+            self.accepted_by_iteration.append(min(accepted, kept))  # tokens that were cut off do not count
+            self.drafted += chain and (nodes or chain)
 
 
 class Run:
@@ -294,10 +297,10 @@ class Run:
         if not prompts:
             raise PromptError("there is no prompt; give text, token ids, or a list of either")
         self.target, self.settings = target, settings
-        encoded = [_encode(target, prompt) for prompt in prompts]
+        encoded = [encode(target, prompt) for prompt in prompts]
         sources = encoded if target.shape.encoder else None
         begun = [[target.start_token] for _ in encoded] if sources else encoded
-        self.rows = [_new_row(target, settings, len(ids), pieces) for ids in begun]
+        self.rows = [new_row(target, settings, len(ids), pieces) for ids in begun]
         limits = [len(ids) + row.max_new_tokens for ids, row in zip(begun, self.rows, strict=True)]
         self._total_s = 0.0
         self._times: Times | None = None
@@ -310,12 +313,9 @@ class Run:
         for iteration, emitted in enumerate(self.engine.run()):
             for row, (accepted, *tokens) in zip(self.rows, emitted, strict=True):
                 if row.finish_reason is None:
-                    if accepted == UNSOUND:
-                        raise NumericsError(self._unsound())
-                    kept = row.take(accepted, tokens)
-                    if iteration > 0:  # what prefill yields is no iteration's
-                        chain = len(tokens) - 1
-                        row.count(accepted, kept, drafted=chain and (self._nodes or chain))
+                    row.take(accepted, tokens, self._nodes, iteration=iteration > 0)
+                    if not row.sound:
+                        raise NumericsError(unsound(self.target, self.settings))
             self._total_s += time.perf_counter() - begin_s
             yield
             begin_s = time.perf_counter()
@@ -340,7 +340,7 @@ class Run:
         times = self.times()
         return [self._result(row, times) for row in self.rows]
 
-    def _result(self, row: _Row, times: Times) -> Generation:
+    def _result(self, row: Row, times: Times) -> Generation:
         accepted, lookahead = row.accepted_by_iteration, self.engine.drafter.lookahead
         stats = Statistics.derive(
             tokens=len(row.tokens),
@@ -355,12 +355,6 @@ class Run:
         assert row.finish_reason is not None
         return Generation(text, row.tokens, stats, row.finish_reason, accepted)
 
-    def _unsound(self) -> str:
-        draft = self.settings.draft
-        heads = " or its heads" if self.settings.heads else ""
-        models = f"target {self.target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
-        return f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16"
-
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Text, or token ids as integers, an array or a tensor of one dimension; not a list of such."""
@@ -371,7 +365,7 @@ def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     return isinstance(prompt[0], Integral) or getattr(prompt[0], "ndim", None) == 0
 
 
-def _encode(target: Model, prompt: Prompt) -> list[int]:
+def encode(target: Model, prompt: Prompt) -> list[int]:
     if not len(prompt):
         raise PromptError("the prompt is empty; give at least one token")
     ids = target.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
@@ -392,16 +386,23 @@ def _encode(target: Model, prompt: Prompt) -> list[int]:
     return ids
 
 
-def _new_row(target: Model, settings: Settings, prompt_tokens: int, pieces: bool) -> _Row:
+def new_row(target: Model, settings: Settings, prompt_tokens: int, pieces: bool) -> Row:
     room = target.shape.context - prompt_tokens
     if settings.stop:
         target.require_tokenizer()
-    return _Row(
+    return Row(
         max_new_tokens=min(settings.max_new_tokens, room),
         stop_tokens=frozenset(target.stop_tokens if settings.stop_tokens is None else settings.stop_tokens),
         text=TextStream(target.decode, settings.stop) if pieces or settings.stop else None,
         full="length" if settings.max_new_tokens <= room else "context",
     )
+
+
+def unsound(target: Model, settings: Settings) -> str:
+    """What to say where a row is."""
+    draft, heads = settings.draft, " or its heads" if settings.heads else ""
+    models = f"target {target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
+    return f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16"
 
 
 def _engine(
@@ -416,7 +417,7 @@ def _engine(
     if settings.acceptance is not None and target.device.type == "cuda":
         raise OptionError("acceptance is not there on a GPU, where an iteration never waits; use lookahead auto")
     pace = _pace(settings)
-    drafter = _drafter(target, settings, pace if isinstance(pace, Confidence) else None)
+    drafter = new_drafter(target, settings, pace if isinstance(pace, Confidence) else None)
     slots = slots_for(limits, drafter.nodes, target.device)
     kind = _kind(settings, len(prompts), slots, source_slots_for(sources, target.device))
     kept: Engine | None = target.decoder.kept.pop(kind, None)
@@ -453,7 +454,7 @@ def _pace(settings: Settings) -> Pace | Confidence | None:
     return Pace() if settings.lookahead == "auto" else None
 
 
-def _drafter(target: Model, settings: Settings, confidence: Confidence | None) -> Drafter:
+def new_drafter(target: Model, settings: Settings, confidence: Confidence | None) -> Drafter:
     draft, lookahead = settings.draft, settings.longest_lookahead
     if settings.drafter == "ngram":
         return NgramDrafter(lookahead, settings.sampling, target.shape.vocab, whole=settings.whole)

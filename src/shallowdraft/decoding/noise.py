@@ -3,6 +3,8 @@
 Each row has a stream of its own, drawn from (seed, row): what a row samples does not depend on the rows beside it.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,11 +19,28 @@ class Noise:
         self._now = torch.zeros(rows, 2 * lookahead + 1, device=device, dtype=torch.float64)
         self._streams: list[np.random.Generator] = []
 
-    def begin(self, seed: int | None, iterations: int) -> None:
-        """Streams of this seed, for about so many iterations; None: greedy decoding reads no number."""
+    @classmethod
+    def of(cls, parts: Sequence[tuple["Noise", int]]) -> "Noise":
+        """A row each of others that make one iteration's numbers at a time, so that none is left unread."""
+        assert all(noise._ahead == 1 for noise, _ in parts)
+        first = parts[0][0]
+        batch = cls(len(parts), first._now.shape[1] // 2, first._now.device)
+        batch.begin(None, 1)
+        batch._streams = [noise._streams[row] for noise, row in parts]
+        return batch
+
+    def put(self, row: int, part: tuple["Noise", int]) -> None:
+        """Instead of a row another, likewise."""
+        other, place = part
+        self._streams[row] = other._streams[place]
+
+    def begin(self, seed: int | None, iterations: int, first: int = 0) -> None:
+        """Streams of this seed, from row `first` on, for about so many iterations; None: greedy decoding reads no
+        number.
+        """
         self._ahead = min(iterations, ITERATIONS_AHEAD)
         self._iteration = 0
-        self._streams = [] if seed is None else [_stream(seed, row) for row in range(len(self._now))]
+        self._streams = [] if seed is None else [_stream(seed, first + row) for row in range(len(self._now))]
 
     def advance(self) -> Tensor:
         """The numbers of the next iteration, [B, 2d + 1], always in the same place."""

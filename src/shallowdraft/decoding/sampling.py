@@ -4,7 +4,8 @@ Shapes: B rows, V vocabulary, … any leading dimensions.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,8 +43,40 @@ class Sampling:
         return self.temperature == 0
 
 
-def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+@dataclass(frozen=True)
+class Samplings:
+    """How tokens are chosen in each row of a batch. Where not all rows are greedy, greedy ones draw from a law that has
+    one token.
+    """
+
+    rows: tuple[Sampling, ...]
+
+    @property
+    def greedy(self) -> bool:
+        return all(row.greedy for row in self.rows)
+
+    @cached_property
+    def groups(self) -> dict[Sampling, list[int]]:
+        """The rows that choose alike."""
+        found: dict[Sampling, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            found.setdefault(replace(row, seed=0), []).append(index)
+        return found
+
+
+def probabilities(logits: Tensor, sampling: Sampling | Samplings) -> Tensor:
     """Logits [..., V] -> probabilities [..., V] in float32, after temperature, then top-k, then top-p."""
+    if isinstance(sampling, Samplings):
+        if len(sampling.groups) == 1:
+            return probabilities(logits, *sampling.groups)
+        p = torch.empty(logits.shape, device=logits.device)
+        for one, rows in sampling.groups.items():
+            p[rows] = probabilities(logits[rows], one)
+        return p
+    if sampling.greedy:
+        best, choice = logits.max(-1, keepdim=True)
+        certain = torch.where(best.isfinite(), 1.0, math.nan)  # what is no number must not look like a law
+        return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, choice, certain)
     scores = logits.float() / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
         smallest_kept = scores.topk(sampling.top_k, -1).values[..., -1:]
@@ -52,12 +85,12 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return p if sampling.top_p is None or sampling.top_p >= 1 else _nucleus(p, sampling.top_p)
 
 
-def drawn(logits: Tensor, sampling: Sampling, vocab: int, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(logits: Tensor, sampling: Sampling | Samplings, vocab: int, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logits [B, V'] -> their law [B, V], a token [B] drawn from it at uniform [B], and the largest logit [B].
 
     Ids that only one vocabulary has are never drawn.
     """
-    if logits.is_cuda:
+    if logits.is_cuda and isinstance(sampling, Sampling):
         from shallowdraft.kernels import gpu_choice
 
         return gpu_choice.law(logits, sampling.temperature, sampling.top_k, sampling.top_p, vocab, uniform)

@@ -5,6 +5,7 @@ Invariant: a row's `length` counts its committed tokens; a cache holds valid ent
 (a draft's cache: but the last two). Whatever lies beyond is overwritten before it is attended to.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,24 @@ class State:
     @property
     def source_slots(self) -> int:
         return self.source.tokens.shape[1] if self.source else 0
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple["State", int]], lengths: Sequence[int], slots: int) -> "State":
+        """A row each of others, so long, with so many slots."""
+        first = parts[0][0]
+        length, limit = (
+            torch.stack([getattr(state, name)[row] for state, row in parts]) for name in ("length", "limit")
+        )
+        batch = cls(first.tokens.new_zeros(len(parts), slots), length, limit, max(lengths), first.lookahead)
+        for row, (part, known) in enumerate(zip(parts, lengths, strict=True)):
+            batch.put(row, part, known)
+        return batch
+
+    def put(self, row: int, part: tuple["State", int], known: int) -> None:
+        """Instead of a row another, so long."""
+        other, place = part
+        self.tokens[row, :known] = other.tokens[place, :known]
+        self.length[row], self.limit[row] = other.length[place], other.limit[place]
 
     def refill(self, prompts: list[list[int]], limits: list[int], sources: list[list[int]] | None = None) -> None:
         """Other prompts in the same memory."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.sampling import Sampling, draw, probabilities, without
+from shallowdraft.decoding.sampling import Sampling, Samplings, draw, probabilities, without
 from shallowdraft.models.tree import PlacedTree
 
 BISECTIONS = 16
@@ -46,7 +46,12 @@ class Verdict:
 
 
 def verify(
-    logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor, rule: Rule = "token"
+    logits: Tensor,
+    proposal: Proposal,
+    sampling: Sampling | Samplings,
+    coins: Tensor,
+    last: Tensor,
+    rule: Rule = "token",
 ) -> Verdict:
     """Judge a proposal by the target's logits [B, d + 1, V]; `coins` [B, d] and `last` [B] are uniform in [0, 1)."""
     if proposal.tree is not None:
@@ -103,7 +108,7 @@ def block_chances(p: Tensor, q: Tensor, proposed: Tensor) -> tuple[Tensor, Tenso
 
 
 def _verify_tree(
-    logits: Tensor, proposal: Proposal, tree: PlacedTree, sampling: Sampling, coins: Tensor, last: Tensor
+    logits: Tensor, proposal: Proposal, tree: PlacedTree, sampling: Sampling | Samplings, coins: Tensor, last: Tensor
 ) -> Verdict:
     if sampling.greedy:
         best, choice = logits.max(-1)

@@ -3,7 +3,9 @@
 Shapes: L layers, B rows, H key/value heads, S slots, T tokens of a pass, D head width, R tokens of a source.
 """
 
+import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +23,33 @@ class KVCache:
         per_token = shape.kv_bytes_per_token(dtype_name(dtype))
         require_memory(rows * slots * per_token, device, f"a cache of {rows} x {slots} tokens")
         size = (shape.layers, 2, rows, shape.kv_heads, slots, shape.head_dim)
-        self.kv = _zeros(size, device, dtype)
-        self.layers = [(layer[0], layer[1]) for layer in self.kv]
         self.slots = slots
         self.rope = rope_tables(shape.rope, shape.head_dim, slots, device, dtype) if shape.rope else None
-        self._heads = torch.arange(rows * shape.kv_heads, device=device).view(rows, shape.kv_heads, 1) * slots
+        self._hold(_zeros(size, device, dtype))
+
+    def _hold(self, kv: Tensor) -> None:
+        self.kv = kv
+        self.layers = [(layer[0], layer[1]) for layer in kv]
+        rows, heads = kv.shape[2:4]
+        self._heads = torch.arange(rows * heads, device=kv.device).view(rows, heads, 1) * self.slots
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple["KVCache", int]], lengths: Sequence[int], slots: int) -> "KVCache":
+        """A row each of others, so much of it, with so many slots."""
+        first = parts[0][0]
+        layers, two, _, heads, _, width = first.kv.shape
+        batch = copy.copy(first)
+        batch.slots = slots
+        batch.rope = first.rope and (first.rope[0][:slots], first.rope[1][:slots])
+        batch._hold(_zeros((layers, two, len(parts), heads, slots, width), first.kv.device, first.kv.dtype))
+        for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
+            batch.put(row, part, length)
+        return batch
+
+    def put(self, row: int, part: tuple["KVCache", int], length: int) -> None:
+        """Instead of a row what the first slots of another hold."""
+        other, place = part
+        self.kv[:, :, row, :, :length] = other.kv[:, :, place, :, :length]
 
     def addresses(self, positions: Tensor) -> Tensor:
         """Where a pass writes: positions [B, T] -> indices [B * H * T] into a layer's slots laid end to end."""

@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from jinja2 import TemplateError
 
 from shallowdraft.errors import OptionError, PromptError, VocabularyError
 from shallowdraft.models import fused, processes
@@ -67,8 +68,13 @@ class Model:
         """A conversation to token ids through the tokenizer's chat template, ready for the assistant's turn."""
         tokenizer = self.require_tokenizer()
         if not tokenizer.chat_template:
-            raise PromptError(f"{self.name} has no chat template; give the prompt as plain text")
-        return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
+            raise PromptError(
+                f"{self.name} has no chat template; give the prompt as plain text, or serve it with --chat-template"
+            )
+        try:
+            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
+        except TemplateError as error:
+            raise PromptError(f"the chat template does not take this conversation: {error}") from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text without special tokens; empty where there is no tokenizer."""

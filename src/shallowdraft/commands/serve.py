@@ -1,0 +1,103 @@
+"""shallowdraft serve: an OpenAI-compatible server."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shallowdraft.commands.options import DraftCommand, Name, Number, require_decoder_only
+from shallowdraft.errors import OptionError
+
+if TYPE_CHECKING:
+    from shallowdraft.serving.app import Limits
+
+KEY_VARIABLE = "SHALLOWDRAFT_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(DraftCommand):
+    """Serve a target, and a draft if given, to OpenAI's clients: completions, chats, streaming, metrics.
+
+    Requests join a running batch between two iterations. Example: shallowdraft serve --target DIR --draft DIR
+    """
+
+    target: str
+    """Checkpoint folder, hub id or zoo name; clients name it as the model, like this."""
+    draft: Name = None
+    """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
+    lookahead: int = 5
+    """Draft tokens an iteration, 1 to 32."""
+    host: str = "127.0.0.1"
+    """Address to listen on; any that others can reach needs an API key."""
+    port: int = 8000
+    """0: any free one; it is printed."""
+    api_key: Name = None
+    """What clients must send. Default: the variable SHALLOWDRAFT_API_KEY, which no list of processes shows."""
+    chat_template: Name = None
+    """File with a chat template for a model that has none, or instead of its own."""
+    rows: int = 8
+    """Requests that are decoded together."""
+    queue: int = 64
+    """Requests that may wait; more are refused with 429."""
+    max_model_len: Number = None
+    """Longest text in tokens, prompt and answer. Default: what target and draft take."""
+    max_prompt_tokens: Number = None
+    """Longest prompt. Default: what --max-model-len leaves."""
+    max_tokens: Number = None
+    """Most new tokens a request may ask for. Default: what --max-model-len leaves."""
+    max_body_bytes: int = 2**20
+    """Largest body of a request; more is refused with 413."""
+
+    def run(self) -> int:
+        import shallowdraft as sd
+
+        try:
+            from shallowdraft.serving.server import Server, listen
+        except ImportError:
+            raise OptionError("the server needs fastapi; install it: pip install 'shallowdraft[serve]'") from None
+        self._check()
+        self.set_threads()
+        require_decoder_only(self.target)
+        api_key = self.api_key if self.api_key is not None else os.environ.get(KEY_VARIABLE)
+        if api_key == "":
+            raise OptionError("the API key is empty; give one of some length, or none")
+        with listen(self.host, self.port, api_key) as listening:
+            target = sd.load(self.target, self.dtype, self.device)
+            draft = None if self.draft is None else self.load_draft(self.draft)
+            if self.chat_template is not None:
+                target.require_tokenizer().chat_template = Path(self.chat_template).read_text()
+            limits = self._limits(target.shape.context, draft.shape.context if draft else None)
+            server = Server(
+                target, draft, self.lookahead, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key
+            )
+            host, port = listening.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            print(f"{self.target} is served at http://{shown}:{port}/v1", flush=True)
+            server.serve_on(listening)
+        return 0
+
+    def _check(self) -> None:
+        from shallowdraft.decoding.generation import Settings
+
+        Settings(lookahead=self.lookahead)
+        for name in ("rows", "queue", "max_model_len", "max_prompt_tokens", "max_tokens", "max_body_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name.replace('_', '-')} is {value}; it must be at least 1")
+
+    def _limits(self, target: int, draft: int | None) -> "Limits":
+        """From the contexts of the models: where the draft's ends, plain decoding would use other random numbers."""
+        from shallowdraft.serving.app import Limits
+
+        room = target if draft is None else min(target, draft - self.lookahead)
+        longest = room if self.max_model_len is None else self.max_model_len
+        if not 2 <= longest <= room:
+            raise OptionError(f"max-model-len is {longest}; it must be 2 to {room}, what the models take")
+        most = longest - 1
+        return Limits(
+            longest=longest,
+            prompt_tokens=min(self.max_prompt_tokens or most, most),
+            tokens=min(self.max_tokens or most, most),
+            prompts=self.queue,
+            body_bytes=self.max_body_bytes,
+        )

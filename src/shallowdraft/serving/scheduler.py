@@ -1,0 +1,171 @@
+"""One thread runs the batch; requests reach it through a bounded queue, what they get is handed back as it comes."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shallowdraft.decoding.batch import Batch
+from shallowdraft.decoding.generation import FinishReason, Row, Settings
+from shallowdraft.errors import ShallowdraftError
+from shallowdraft.serving.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is new of a request."""
+
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    tokens: int = 0
+    """New tokens so far."""
+    error: str | None = None
+    """Why there will be nothing more."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A prompt on its way through the server."""
+
+    prompt: list[int]
+    settings: Settings
+    stream: int
+    """The number of its random stream, among the prompts of its request."""
+    notify: Callable[[Update], None]
+    """Called from the engine's thread."""
+    cancelled: bool = False
+    shown: int = 0
+    begin_s: float = field(default_factory=time.perf_counter)
+
+
+class QueueFullError(Exception):
+    """No room for another request now."""
+
+
+class StoppingError(Exception):
+    """No more requests are taken."""
+
+
+class Scheduler:
+    """Lets requests join the batch in the order they came, as rows become free."""
+
+    def __init__(self, new_batch: Callable[[], Batch], rows: int, queue: int, metrics: Metrics) -> None:
+        self._new_batch, self._most_rows, self._most_waiting, self._metrics = new_batch, rows, queue, metrics
+        self._batch = new_batch()
+        self._running: dict[Row, Ticket] = {}
+        self._waiting: deque[Ticket] = deque()
+        self._changed = threading.Condition()
+        self._drained: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        metrics.waiting.set_function(lambda: len(self._waiting))
+        metrics.running.set_function(lambda: len(self._running))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def stopping(self) -> bool:
+        return self._drained is not None
+
+    @property
+    def healthy(self) -> bool:
+        return self._thread.is_alive() and not self.stopping
+
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """All of them, or none."""
+        with self._changed:
+            if self.stopping:
+                raise StoppingError
+            if len(self._waiting) + len(tickets) > self._most_waiting:
+                raise QueueFullError
+            self._waiting.extend(tickets)
+            self._changed.notify()
+
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        """Nobody waits for them any more; rows become free before the next iteration."""
+        with self._changed:
+            for ticket in tickets:
+                ticket.cancelled = True
+            self._waiting = deque(ticket for ticket in self._waiting if not ticket.cancelled)
+
+    def drain(self, drained: Callable[[], None]) -> None:
+        """Take no more requests; call back when all that were taken are answered."""
+        with self._changed:
+            self._drained = drained
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while self._work():
+            try:
+                self._admit()
+                self._iterate()
+            except Exception:
+                log.exception("an iteration failed; its requests were given up")
+                self._give_up()
+        assert self._drained is not None
+        self._drained()
+
+    def _work(self) -> bool:
+        """Wait until there is some; False: there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self.stopping)
+            return bool(self._waiting or self._running)
+
+    def _admit(self) -> None:
+        """Let those leave for whom nobody waits, and others join."""
+        self._let_go([row for row, ticket in self._running.items() if ticket.cancelled])
+        while len(self._running) < self._most_rows:
+            with self._changed:
+                if not self._waiting:
+                    return
+                ticket = self._waiting.popleft()
+            try:
+                row = self._batch.join(ticket.prompt, ticket.settings, ticket.stream)
+            except Exception as error:
+                if not isinstance(error, ShallowdraftError):
+                    ticket.notify(Update(error="the request failed in the server"))
+                    raise
+                ticket.notify(Update(error=str(error)))
+                continue
+            self._metrics.begun(len(ticket.prompt), time.perf_counter() - ticket.begin_s)
+            self._running[row] = ticket
+            self._publish(row, ticket)
+
+    def _iterate(self) -> None:
+        if not self._running:
+            return
+        self._batch.step()
+        for row, ticket in list(self._running.items()):
+            if row.sound:
+                self._metrics.iterated(row.accepted_by_iteration[-1])
+            self._publish(row, ticket)
+
+    def _publish(self, row: Row, ticket: Ticket) -> None:
+        if not row.sound:
+            self._let_go([row])
+            ticket.notify(Update(error="the models produced NaN or infinite logits"))
+            return
+        new, ticket.shown = row.pieces[ticket.shown :], len(row.pieces)
+        self._metrics.tokens.inc(len(new))
+        text = "".join(piece.text for piece in new)
+        if row.finish_reason is not None:
+            assert row.text is not None
+            text += row.text.flush()
+            self._let_go([row])
+            self._metrics.ended(row.finish_reason, time.perf_counter() - ticket.begin_s)
+        ticket.notify(Update(text, row.finish_reason, len(row.tokens)))
+
+    def _let_go(self, rows: Sequence[Row]) -> None:
+        self._batch.leave(rows)
+        for row in rows:
+            del self._running[row]
+
+    def _give_up(self) -> None:
+        for ticket in self._running.values():
+            ticket.notify(Update(error="the request failed in the server"))
+        self._running.clear()
+        self._batch = self._new_batch()

@@ -1,0 +1,71 @@
+"""From models to a listening server, and its orderly end."""
+
+import ipaddress
+import socket
+from functools import partial
+from types import FrameType
+
+import uvicorn
+
+from shallowdraft.decoding.batch import Batch
+from shallowdraft.errors import OptionError
+from shallowdraft.models.model import Model
+from shallowdraft.serving.app import Limits, new_app
+from shallowdraft.serving.metrics import Metrics
+from shallowdraft.serving.scheduler import Scheduler
+
+PATIENCE_S = 30  # for clients that do not read what is left to send
+
+
+class Server(uvicorn.Server):
+    """Ends with a signal: what was accepted is answered, more is refused. A second signal ends it at once."""
+
+    def __init__(
+        self,
+        target: Model,
+        draft: Model | None,
+        lookahead: int,
+        *,
+        rows: int,
+        queue: int,
+        limits: Limits,
+        api_key: str | None = None,
+    ) -> None:
+        metrics = Metrics(target.name, lookahead if draft else 0)
+        new_batch = partial(Batch, target, draft, lookahead, limits.longest, rows)
+        self.scheduler = Scheduler(new_batch, rows, queue, metrics)
+        app = new_app(target, self.scheduler, metrics, limits, api_key)
+        super().__init__(
+            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=PATIENCE_S)
+        )
+
+    def serve_on(self, listening: socket.socket) -> None:
+        self.scheduler.start()
+        self.run(sockets=[listening])
+
+    def stop(self) -> None:
+        self.scheduler.drain(self._end)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.scheduler.stopping:
+            self.force_exit = True
+            self._end()
+        else:
+            self.stop()
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+
+def listen(host: str, port: int, api_key: str | None) -> socket.socket:
+    """A socket; an address that others can reach needs a key."""
+    if not 0 <= port < 2**16:
+        raise OptionError(f"port is {port}; it must be 0 to 65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        if not api_key and not ipaddress.ip_address(address[0]).is_loopback:
+            raise OptionError(f"host {host} can be reached by others; give an API key, or use 127.0.0.1")
+        return socket.create_server(address[:2], family=family)
+    except (OSError, UnicodeError) as error:
+        raise OptionError(f"cannot listen on {host}:{port} ({error}); use another host or port") from None

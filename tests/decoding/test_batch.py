@@ -1,0 +1,104 @@
+"""Requests that join and leave a running batch emit what `generate` emits, whatever goes on beside them."""
+
+import pytest
+import torch
+
+import shallowdraft as sd
+from shallowdraft.decoding import batch
+from shallowdraft.decoding.batch import Batch
+from shallowdraft.decoding.generation import Row, Settings
+from shallowdraft.decoding.noise import Noise
+from shallowdraft.models.cache import KVCache
+
+LOOKAHEAD = 3
+REQUESTS = [
+    ("Once upon a time", {"max_new_tokens": 24}),
+    ("The river", {"max_new_tokens": 9, "temperature": 1.0, "seed": 7}),
+    ("A list of three things: one", {"max_new_tokens": 30, "temperature": 0.7, "top_k": 20, "seed": 1}),
+    ("He said", {"max_new_tokens": 40, "temperature": 1.3, "top_p": 0.8, "seed": 2, "stop": ["the", "."]}),
+    ("A long prompt. " * 30, {"max_new_tokens": 12}),
+    ("In the beginning", {"max_new_tokens": 1, "temperature": 1.0}),
+    ("She", {"max_new_tokens": 17, "stop": [" and"]}),
+    ("The river", {"max_new_tokens": 20, "temperature": 1.0, "seed": 7}),
+]
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[sd.Model, sd.Model]:
+    return sd.load("zoo:target", device="cpu"), sd.load_draft("zoo:4x128", device="cpu")
+
+
+def staggered(running: Batch, target: sd.Model, at: int = 3) -> list[Row]:
+    """All requests, so many running at a time; a new one joins where another has left, one is sent away."""
+    rows: list[Row] = []
+    waiting = [(target.encode(prompt), Settings(**options)) for prompt, options in REQUESTS]
+    while waiting or running.rows:
+        if waiting and len(running.rows) < at:
+            rows.append(running.join(*waiting.pop(0)))
+        if len(rows) == 2 and len(rows[0].tokens) > 4:
+            gone = running.join(target.encode("Nobody waits for this"), Settings(temperature=0.5))
+            running.step()
+            running.leave([gone])
+        running.step()
+    return rows
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_a_request_gets_what_generate_gives_it(models, monkeypatch, draft: bool):
+    """Also where rows are copied over and over, because they have next to no room to grow."""
+    monkeypatch.setattr(batch, "SLACK", 4)
+    target, proposer = models[0], models[1] if draft else None
+    rows = staggered(Batch(target, proposer, LOOKAHEAD, 600, 4), target)
+    for row, (prompt, options) in zip(rows, REQUESTS, strict=True):
+        alone = sd.generate(target, prompt, draft=proposer, lookahead=LOOKAHEAD, **options)
+        assert (row.tokens, row.finish_reason) == (alone.token_ids, alone.finish_reason)
+        assert "".join(piece.text for piece in row.pieces) + row.text.flush() == alone.text
+        assert row.accepted_by_iteration == alone.accepted_by_iteration
+
+
+def nothing_moved(self, row, *_):
+    """A row keeps what whoever stood in its place has left."""
+
+
+def wrong_noise(parts, right=Noise.of):
+    """Rows draw from the stream of their neighbour."""
+    return right(parts[1:] + parts[:1])
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong"),
+    [(KVCache, "put", nothing_moved), (Noise, "put", nothing_moved), (Noise, "of", wrong_noise)],
+)
+def test_a_row_that_is_moved_without_its_own_is_noticed(models, monkeypatch, owner, name: str, wrong):
+    target, draft = models
+    right = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
+    monkeypatch.setattr(owner, name, wrong)
+    moved = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
+    assert [row.tokens for row in right] != [row.tokens for row in moved]
+
+
+def test_prompts_of_one_request_have_streams_of_their_own(models):
+    target, draft = models
+    running = Batch(target, draft, LOOKAHEAD, 600, 4)
+    options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 4}
+    rows = [running.join(target.encode("Once"), Settings(**options), stream) for stream in range(3)]
+    while running.rows:
+        running.step()
+    together = sd.generate(target, ["Once"] * 3, draft=draft, lookahead=LOOKAHEAD, **options)
+    assert [row.tokens for row in rows] == [out.token_ids for out in together]
+
+
+def test_a_row_without_numbers_leaves_alone(models, monkeypatch):
+    """And leaves nothing behind that could spoil the next one."""
+    target, draft = models
+    running = Batch(target, draft, LOOKAHEAD, 600, 4)
+    well = running.join(target.encode("Once upon a time"), Settings(max_new_tokens=12))
+    head = target.decoder.head.forward
+    monkeypatch.setattr(target.decoder.head, "forward", lambda x: head(x) * torch.nan)
+    assert not running.join(target.encode("The river"), Settings()).sound
+    monkeypatch.setattr(target.decoder.head, "forward", head)
+    again = running.join(target.encode("The river"), Settings(max_new_tokens=12))
+    while running.rows:
+        running.step()
+    for row, prompt in ((well, "Once upon a time"), (again, "The river")):
+        assert row.tokens == sd.generate(target, prompt, max_new_tokens=12).token_ids

@@ -1,0 +1,207 @@
+"""The official client against a server process: what it gets is what `generate` gives."""
+
+import json
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2 as httpx
+import openai
+import pytest
+from running import LOOKAHEAD, Process
+
+import shallowdraft as sd
+
+KEY = "a key for tests"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+SECRET = "zanzibar"  # in prompts, never in a log
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[sd.Model, sd.Model]:
+    return sd.load("zoo:target", device="cpu"), sd.load_draft("zoo:4x128", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "template").write_text(TEMPLATE)
+    process = Process(folder, "--chat-template", str(folder / "template"), "--rows", "3", api_key=KEY)
+    yield process
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert process.log.count("\n") == 1  # the address
+    assert SECRET not in process.log
+
+
+@pytest.fixture(scope="module")
+def client(server: Process):
+    with openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+OPTIONS = [
+    {"max_tokens": 30, "temperature": 0},
+    {"max_tokens": 12, "temperature": 1.0, "seed": 5},
+    {"max_tokens": 40, "temperature": 0.8, "top_p": 0.9, "seed": 8, "stop": [" of", " and"]},
+    {"max_tokens": 25, "temperature": 1.2, "seed": 9, "extra_body": {"top_k": 8}},
+]
+
+
+def generated(models, prompt, **options) -> sd.Generation:
+    """The same by `generate`."""
+    mapped = {"max_new_tokens": options.pop("max_tokens")} | options.pop("extra_body", {}) | options
+    return sd.generate(models[0], prompt, draft=models[1], lookahead=LOOKAHEAD, **mapped)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "drawn", "stops", "top-k"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions(client, models, options, stream: bool):
+    alone = generated(models, f"Once upon a time in {SECRET}", **options)
+    ids = models[0].encode(f"Once upon a time in {SECRET}")
+    asked = {"model": "zoo:target", "prompt": ids if stream else f"Once upon a time in {SECRET}", **options}
+    if not stream:
+        whole = client.completions.create(**asked)
+        choice, usage, text = whole.choices[0], whole.usage, whole.choices[0].text
+    else:
+        *chunks, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        choice, usage = chunks[-1].choices[0], last.usage
+        text = "".join(chunk.choices[0].text for chunk in chunks)
+        assert len(chunks) > 1
+    assert (text, choice.finish_reason) == (alone.text, alone.finish_reason)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(ids), len(alone.token_ids))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chats(client, models, stream: bool):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": SECRET}]},
+    ]
+    prompt = f"system: Be brief.\nuser: {SECRET}\nassistant:"
+    alone = generated(models, prompt, max_tokens=20, temperature=1.0, seed=2)
+    asked = {"model": "zoo:target", "messages": messages, "max_completion_tokens": 20, "seed": 2}
+    if stream:
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+        assert [delta.role for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+        text = "".join(delta.content for delta in deltas)
+    else:
+        text = client.chat.completions.create(**asked).choices[0].message.content
+    assert text == alone.text
+
+
+def test_several_prompts_are_a_choice_each(client, models):
+    prompts = ["The river", "The river", "A house"]
+    options = {"max_tokens": 10, "temperature": 1.0, "seed": 4}
+    choices = client.completions.create(model="zoo:target", prompt=prompts, **options).choices
+    alone = generated(models, prompts, **options)
+    assert [(choice.index, choice.text) for choice in choices] == [(i, out.text) for i, out in enumerate(alone)]
+
+
+def test_requests_that_come_while_others_run(client, models):
+    """More than there are rows, each with options of its own."""
+    asked = [(f"{SECRET} {number}", OPTIONS[number % 4]) for number in range(6)]
+    barrier = threading.Barrier(len(asked))
+
+    def ask(one):
+        barrier.wait()
+        return client.completions.create(model="zoo:target", prompt=one[0], **one[1]).choices[0].text
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        texts = list(pool.map(ask, asked))
+    assert texts == [generated(models, prompt, **options).text for prompt, options in asked]
+
+
+def test_metrics_count_what_generate_counts(client, server, models):
+    def counts() -> dict[str, float]:
+        page = httpx.get(server.url.replace("/v1", "/metrics"), headers={"Authorization": f"Bearer {KEY}"}).text
+        lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+        return {name.replace('model_name="zoo:target"', ""): float(value) for name, _, value in lines}
+
+    before = counts()
+    client.completions.create(model="zoo:target", prompt="The river", max_tokens=25, temperature=0)
+    gained = {name: value - before.get(name, 0) for name, value in counts().items()}
+    stats = generated(models, "The river", max_tokens=25, temperature=0).stats
+    assert gained["vllm:generation_tokens_total{}"] == stats.tokens
+    assert gained["vllm:prompt_tokens_total{}"] == len(models[0].encode("The river"))
+    assert gained["vllm:spec_decode_num_drafts_total{}"] == stats.iterations
+    assert gained["vllm:spec_decode_num_draft_tokens_total{}"] == stats.drafted
+    assert gained["vllm:spec_decode_num_accepted_tokens_total{}"] == stats.accepted
+    by_position = [gained[f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{,position="{i}"}}'] for i in (0, 1)]
+    assert by_position == [share * stats.iterations for share in stats.acceptance_by_position]
+    assert gained["vllm:num_requests_running{}"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"model": "another"}, openai.NotFoundError),
+        ({"logit_bias": {"1": 5}}, openai.BadRequestError),
+        ({"n": 2}, openai.BadRequestError),
+        ({"echo": True}, openai.BadRequestError),
+        ({"temperature": 3}, openai.BadRequestError),
+        ({"temperature": 1e-9}, openai.BadRequestError),
+        ({"prompt": ""}, openai.BadRequestError),
+        ({"prompt": [99_999]}, openai.BadRequestError),
+        ({"prompt": "\ud800"}, openai.BadRequestError),
+        ({"max_tokens": 9_999}, openai.BadRequestError),
+        ({"prompt": "a " * 3_000}, openai.BadRequestError),
+        ({"stream_options": {"include_usage": True}}, openai.BadRequestError),
+    ],
+    ids=str,
+)
+def test_what_is_not_done_is_refused(server, changed, error):
+    body = json.dumps({"model": "zoo:target", "prompt": "x"} | changed)
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{server.url}/completions", content=body, headers=headers)
+    assert answer.status_code == error(message="", response=answer, body=None).status_code
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_wrong_key_opens_nothing_but_health(server):
+    stranger = openai.OpenAI(base_url=server.url, api_key=KEY + "?", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError, match="missing or wrong"):
+        stranger.completions.create(model="zoo:target", prompt="x")
+    root = server.url.removesuffix("/v1")
+    found = {
+        path: httpx.get(root + path).status_code for path in ("/v1/models", "/metrics", "/openapi.json", "/health")
+    }
+    assert found == {"/v1/models": 401, "/metrics": 401, "/openapi.json": 401, "/health": 200}
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["zoo:target"]
+
+
+@pytest.mark.slow
+def test_a_signal_lets_running_requests_finish(tmp_path: Path, models):
+    process = Process(tmp_path)
+    with openai.OpenAI(base_url=process.url, api_key="none", max_retries=0) as client:
+        asked = {"model": "zoo:target", "prompt": "The river", "max_tokens": 600, "temperature": 0}
+        chunks = client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
+        text = next(chunks).choices[0].text
+        process.signal(signal.SIGTERM)
+        with pytest.raises(openai.InternalServerError, match="stopping"):
+            client.completions.create(model="zoo:target", prompt="x")
+        text += "".join(chunk.choices[0].text for chunk in chunks)
+        assert text == generated(models, "The river", max_tokens=600, stop_tokens=()).text
+    assert process.wait() == 0
+
+
+@pytest.mark.slow
+def test_half_an_answer_is_an_error_for_the_client(tmp_path: Path):
+    process = Process(tmp_path)
+    with openai.OpenAI(base_url=process.url, api_key="none", max_retries=0) as client:
+        asked = {"model": "zoo:target", "prompt": "x", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+        chunks = client.completions.create(**asked, stream=True)
+        next(chunks)
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(client.completions.create, **asked)
+            next(chunks)
+            process.signal(signal.SIGKILL)
+            with pytest.raises((openai.APIError, httpx.HTTPError)):
+                list(chunks)
+            with pytest.raises(openai.APIConnectionError):
+                whole.result(60)
+    assert process.wait() == -signal.SIGKILL

@@ -1,0 +1,38 @@
+"""Whatever a client sends that the schema allows, or does not: the server never answers with a 500."""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from running import in_thread
+from schemathesis import GenerationMode
+
+import shallowdraft as sd
+
+
+@pytest.mark.slow
+def test_no_request_breaks_the_server():
+    target = sd.load("zoo:target", device="cpu")
+    target.require_tokenizer().chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    answers: list[int] = []
+    with in_thread(target, None, longest=64, prompt_tokens=60, tokens=8) as (_, url):
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        operations = [found.ok() for found in schema.get_all_operations()]
+        for operation in operations:
+            for mode in GenerationMode if operation.method == "post" else ():  # others take nothing that could be wrong
+
+                @given(case=operation.as_strategy(generation_mode=mode))
+                @settings(
+                    max_examples=100,
+                    deadline=None,
+                    derandomize=True,
+                    suppress_health_check=list(HealthCheck),
+                    phases=[Phase.generate],
+                )
+                def asked(case):
+                    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+                        case.body["model"] = "zoo:target"
+                    answers.append(case.call().status_code)
+
+                asked()
+    assert {200, 400} <= set(answers)
+    assert max(answers) < 500
