@@ -47,11 +47,12 @@ def write_report(folders: list[Path], out: Path, figures: str | None = None) -> 
         from shallowdraft.report.page import make, render
     except ImportError as error:
         raise OptionError(MISSING) from error
+    from shallowdraft.records import write_whole
     from shallowdraft.report.run import read_run
 
     page = make([read_run(folder) for folder in folders])
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(page), encoding="utf-8")
+    write_whole(out, render(page))
     if figures:
         write_figures(page.figures, Path(figures))
     return out

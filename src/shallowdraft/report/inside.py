@@ -6,7 +6,6 @@ from shallowdraft.records import Record
 from shallowdraft.report.figures import Gap
 from shallowdraft.report.run import Entry, Run
 
-ENDS = 3  # prompts of each kind
 SOURCES = {
     "accepted": "accepted draft token",
     "correction": "the target's correction",
@@ -60,7 +59,8 @@ def generations(run: Run) -> list[Generation] | Gap:
 
     winner = min((entry(row) for row in known), key=run.entries.index)
     ordered = sorted((row for row in known if entry(row) is winner), key=lambda row: -row["tar"])
-    best, worst = ordered[:ENDS], ordered[ENDS:][-ENDS:][::-1]
+    middle = (len(ordered) + 1) // 2  # a study keeps both ends
+    best, worst = ordered[:middle], ordered[middle:][::-1]
     return [
         Generation(
             kind,
