@@ -11,14 +11,17 @@ from made_run import make_run
 
 from shallowdraft.cli import main
 from shallowdraft.commands.study import Study
+from shallowdraft.report.behind import lags
 from shallowdraft.report.figures import Table, shown
 from shallowdraft.report.files import markdown
 from shallowdraft.report.page import make, render
 from shallowdraft.report.run import label, read_run
 
 CHARTS = {
-    "speed-up", "prediction", "throughput", "sets", "lookahead", "position", "time", "waterfall", "required", "what-if",
+    "speed-up", "prediction", "throughput", "sets", "lookahead", "position", "time", "waterfall", "required", "extra",
+    "parity", "what-if",
 }  # fmt: skip
+OF_SEVERAL_DRAFTS = {"extra", "parity"}
 ACCURACY = {
     "drafts": [
         {
@@ -42,8 +45,9 @@ def drawn(folder: Path) -> set[str]:
 
 def test_a_run_with_one_draft(tmp_path: Path):
     run = make_run(tmp_path / "run")
-    assert drawn(run) == CHARTS
+    assert drawn(run) == CHARTS - OF_SEVERAL_DRAFTS
     html = render(make([read_run(run)]))
+    assert "There is one proposer, so that none has to catch up" in html
     assert "Speculation pays: draft-0 at lookahead 2 is 1.38x as fast" in html
     assert "identical to plain decoding in all 6 live runs" in html
     assert "No accuracy was measured; run shallowdraft accuracy" in html
@@ -121,10 +125,68 @@ def test_two_runs(tmp_path: Path, capsys):
     assert main(["report", str(first), str(second), "--out", str(tmp_path / "both.html")]) == 0
     assert "both.html" in capsys.readouterr().out
     html = (tmp_path / "both.html").read_text()
-    assert "The best of A: run: draft-1 at lookahead 2" in html
+    assert "The best of one/run: draft-1 at lookahead 2" in html
+    assert "TAR across targets" not in html
     assert html.count("Speculation pays: draft") == 2
     (second / "study.json").unlink()
     assert "The study has not ended" in render(make([read_run(first), read_run(second)]))
+
+
+def test_runs_of_several_targets(tmp_path: Path):
+    """Proposers that share an end of their path are told apart; a run without an end, or without replays, is named."""
+    first = make_run(tmp_path / "one", 2, sets=("zoo", "arena"), lookaheads=6)
+    second = make_run(tmp_path / "two", 3, sets=("zoo", "arena"), lookaheads=4, target="made/other")
+    third = make_run(tmp_path / "three", 1, name="elsewhere/draft", target="made/other")
+    page = make([read_run(folder) for folder in (first, second, third)])
+    compared, across = page.figures
+    assert compared.table.columns[1:4] == ("speed-up, one", "speed-up, two", "speed-up, three")
+    assert [row[0] for row in compared.table.rows] == [
+        "made/draft-1", "made/draft-0", "made/draft-2", "elsewhere/draft-0",
+    ]  # fmt: skip
+    assert across.table.columns == ("proposer", "target", "prompt set", "size", "TAR", "from", "to")
+    rows = {row[:3]: row[3:5] for row in across.table.rows}
+    assert rows["made/draft-0", "target", "zoo"] == rows["made/draft-0", "other, two", "zoo"] == (4, 1.9375)
+    assert rows["made/draft-0", "other, two", "arena"][1] == pytest.approx(0.97 * 1.9375)
+    assert ("elsewhere/draft-0", "other, three", "zoo") in rows
+    assert across.finding.startswith("Tokens an iteration of made/draft-1, by prompt set: 2.1")
+    for figure in page.figures:
+        vl_convert.vegalite_to_vega(figure.spec())
+    (second / "study.json").unlink()
+    (third / "replays.jsonl").unlink()
+    html = render(make([read_run(folder) for folder in (first, second, third)]))
+    assert "two: The study has not ended" in html
+    assert "three: No replays were kept" in html
+    assert "The best of one:" in html
+
+
+@pytest.mark.parametrize(("folders", "said"), [([], "no run is named"), (["run", "run/../run"], "named twice")])
+def test_which_runs_is_said(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, folders: list[str], said: str):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run")
+    assert main(["report", *folders]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
+    """Extra TAR and parity latency by its formulas; the last proposer's tokens are hardly ever accepted."""
+    folder = make_run(tmp_path / "run", 20)
+    study = json.loads((folder / "study.json").read_text())
+    study["rows"][-1]["tar"] = 1.05
+    (folder / "study.json").write_text(json.dumps(study))
+    run = read_run(folder)
+    winner = run.predicted[0].best
+    ways = zip(run.predicted[1:], lags(run.predicted)[1:], strict=True)
+    for one, lag in ways:
+        verify_s = one.best.iteration.target_s + one.best.iteration.rest_s
+        per_token_s = winner.iteration.total_s / winner.tar
+        assert lag.extra_tar == pytest.approx((verify_s + one.best.iteration.draft_s) / per_token_s - one.best.tar)
+        assert lag.parity_s == pytest.approx(one.best.tar * per_token_s - verify_s)
+    figures = {figure.id: figure for figure in make([run]).figures}
+    assert figures["extra"].finding.startswith("To be as fast as draft-3, draft-4 needs 0.01 tokens")
+    assert figures["parity"].finding == (
+        "To be as fast as draft-3, draft-4 must draft an iteration in 1.74 ms instead of 1.76; "
+        "1 of 19 others cannot be, even if drafting took no time."
+    )
 
 
 @pytest.mark.parametrize("breakage", ["nowhere", "empty", "broken", "lacking", "list", "accuracy"])
@@ -151,7 +213,7 @@ def test_bad_input_says_what_to_do_in_one_line(tmp_path: Path, capsys, breakage:
 
 
 def test_figures_are_written_for_papers(tmp_path: Path):
-    run, folder = make_run(tmp_path / "run"), tmp_path / "figures"
+    run, folder = make_run(tmp_path / "run", 2), tmp_path / "figures"
     assert main(["report", str(run), "--figures", str(folder)]) == 0
     assert (run / "report.html").is_file()
     assert {file.name for file in folder.iterdir()} == {

@@ -1,33 +1,60 @@
-"""Two runs side by side."""
+"""Runs side by side, and TAR across their targets."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import INK, NEAR, UNFINISHED, Cell, Figure, Gap, Table, chosen, data, legend, rows_high
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.drafts import TAR, tar_cell, tar_chart
+from shallowdraft.report.figures import (
+    INK,
+    NEAR,
+    NO_REPLAYS,
+    UNFINISHED,
+    Cell,
+    Figure,
+    Gap,
+    Table,
+    chosen,
+    data,
+    marked,
+    rows_high,
+)
+from shallowdraft.report.run import Entry, Run, cut, ends, label
+
+ROW = 17  # pixels of a run at a proposer
+Runs = Mapping[str, Run]
+"""By name."""
+Key = tuple[str, str]
+"""Drafter and draft: who a proposer is in every run."""
 
 
-def compare(first: Run, second: Run) -> Figure | Gap:
-    """Speed-ups of all that is in either."""
-    if not (first.predicted and second.predicted):
-        which = first if not first.predicted else second
-        return Gap("comparison", f"{which.folder.name}: {UNFINISHED}")
-    names = run_names(first, second)
-    of_run = [{(one.drafter, one.draft): one for one in run.predicted} for run in (first, second)]
-    keys = list(dict.fromkeys([*of_run[0], *of_run[1]]))
+def named(runs: Sequence[Run]) -> dict[str, Run]:
+    """By as much of their folders as tells them apart."""
+    folders = [str(run.folder.resolve()) for run in runs]
+    return dict(zip(ends(folders).values(), runs, strict=True))
+
+
+def side_by_side(runs: Runs) -> list[Figure | Gap]:
+    """Speed-ups of all that is in any of them, and which ones have none yet."""
+    ended = {name: run for name, run in runs.items() if run.predicted}
+    gaps = [Gap(f"comparison-{name}", f"{name}: {UNFINISHED}") for name in runs if name not in ended]
+    return [*([_compared(ended)] if len(ended) > 1 else []), *gaps]
+
+
+def _compared(runs: Runs) -> Figure:
+    of_run = {name: _by_key(run.predicted) for name, run in runs.items()}
+    labels = _labels(of_run.values())
     rows: list[dict[str, Any]] = [
-        {"label": found[key].label, "name": found[key].name, "kind": kind, **_bounds(run, found[key])}
-        for kind, run, found in zip(names, (first, second), of_run, strict=True)
-        for key in keys
-        if key in found
+        {"label": labels[key], "name": one.name, "kind": name, **_bounds(runs[name], one)}
+        for name, found in of_run.items()
+        for key, one in found.items()
     ]
     order = list(dict.fromkeys(row["label"] for row in sorted(rows, key=lambda row: -row["speed_up"])))
     base = alt.Chart(data(rows)).encode(
         y=alt.Y("label:N", sort=order, title=None),
-        yOffset=alt.YOffset("kind:N", sort=list(names)),
-        color=chosen(names),
+        yOffset=alt.YOffset("kind:N", sort=list(runs)),
+        color=chosen(list(runs)),
     )
     tooltip = [
         alt.Tooltip("name:N", title="proposer"),
@@ -35,25 +62,28 @@ def compare(first: Run, second: Run) -> Figure | Gap:
         alt.Tooltip("speed_up:Q", title="speed-up", format=".3f"),
         alt.Tooltip("tokens_per_s:Q", title="tokens a second", format=".1f"),
     ]
-    marks = alt.Scale(domain=list(names), range=["circle", "diamond"])
-    shape = alt.Shape("kind:N", title=None, scale=marks, legend=legend(names))
     points = base.mark_point(filled=True, size=70, opacity=1).encode(
-        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR), shape=shape, tooltip=tooltip
+        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
+        shape=marked(list(runs)),
+        tooltip=tooltip,
     )
     bars = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=NEAR), x2="high:Q")
     even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x="even:Q")
-    figures = ("speed-up", "TAR", "tokens/s")
-    columns = ("proposer", *(f"{figure}, {name}" for figure in figures for name in names))
-    table = Table(columns, [_row([(first, of_run[0].get(key)), (second, of_run[1].get(key))]) for key in keys])
+    columns = ("proposer", *(f"{figure}, {name}" for figure in ("speed-up", "TAR", "tokens/s") for name in runs))
+    table = Table(columns, [_row([(runs[name], found.get(key)) for name, found in of_run.items()]) for key in labels])
     note = "Measured where it was run live, else predicted; bars are 95 % intervals over prompts."
-    chart = alt.layer(even, bars, points)
-    return Figure("comparison", _finding((first, second), names), chart, table, note, rows_high(len(order)))
+    high = max(rows_high(len(order)), ROW * len(order) * len(runs))
+    return Figure("comparison", _finding(runs), alt.layer(even, bars, points), table, note, high)
 
 
-def run_names(first: Run, second: Run) -> tuple[str, str]:
-    """The folders' names, or A and B before them where they are the same."""
-    one, other = first.folder.resolve().name, second.folder.resolve().name
-    return (one, other) if one != other else (f"A: {one}", f"B: {other}")
+def _by_key(entries: Sequence[Entry]) -> dict[Key, Entry]:
+    return {(one.drafter, one.draft): one for one in entries}
+
+
+def _labels(found: Iterable[dict[Key, Entry]]) -> dict[Key, str]:
+    """Short names that tell apart all proposers of all runs."""
+    entries = {key: one for of_run in found for key, one in of_run.items()}
+    return dict(zip(entries, label([(*key, one.name) for key, one in entries.items()]), strict=True))
 
 
 def _bounds(run: Run, one: Entry) -> dict[str, float]:
@@ -61,16 +91,78 @@ def _bounds(run: Run, one: Entry) -> dict[str, float]:
     return {"speed_up": one.speed_up, "low": low, "high": high, "tokens_per_s": run.tokens_per_s(one)}
 
 
-def _row(pair: Sequence[tuple[Run, Entry | None]]) -> tuple[Cell, ...]:
-    name = next(one.name for _, one in pair if one)
-    speed_ups = [one.speed_up if one else None for _, one in pair]
-    tars = [one.best.tar if one else None for _, one in pair]
-    return (name, *speed_ups, *tars, *(run.tokens_per_s(one) if one else None for run, one in pair))
+def _row(found: Sequence[tuple[Run, Entry | None]]) -> tuple[Cell, ...]:
+    name = next(one.name for _, one in found if one)
+    speed_ups = [one.speed_up if one else None for _, one in found]
+    tars = [one.best.tar if one else None for _, one in found]
+    return (name, *speed_ups, *tars, *(run.tokens_per_s(one) if one else None for run, one in found))
 
 
-def _finding(runs: Sequence[Run], names: Sequence[str]) -> str:
-    said = (
-        f"{name}: {one.label} {one.best.where}, {one.speed_up:.2f} times, {run.tokens_per_s(one):.0f} tokens a second"
-        for name, run, one in zip(names, runs, (run.predicted[0] for run in runs), strict=True)
-    )
-    return "The best of " + "; of ".join(said) + "."
+def _finding(runs: Runs) -> str:
+    def said(name: str) -> str:
+        run, one = runs[name], runs[name].predicted[0]
+        speed = f"{one.speed_up:.2f} times, {run.tokens_per_s(one):.0f} tokens a second"
+        return f"{name}: {one.label} {one.best.where}, {speed}"
+
+    if len(runs) == 2:
+        return "The best of " + "; of ".join(map(said, runs)) + "."
+    ranked = sorted(runs, key=lambda name: -runs[name].predicted[0].speed_up)
+    return f"Of {len(runs)} runs the best speed-up is that of {said(ranked[0])}; the least that of {said(ranked[-1])}."
+
+
+def tar_across(runs: Runs) -> list[Figure | Gap]:
+    """The paper's Table 3: each proposer with each target on each prompt set, and which runs cannot tell."""
+    known = {name: _by_key([one for one in run.entries if one.sets]) for name, run in runs.items()}
+    gaps = [Gap(f"targets-{name}", f"{name}: {NO_REPLAYS}") for name, found in known.items() if not found]
+    targets = _targets(runs)
+    rows = [
+        cell | {"label": f"{shown}\nwith {cut(targets[name])}", "target": targets[name]}
+        for key, shown in _labels(known.values()).items()
+        for name, found in known.items()
+        if key in found
+        for cell in _cells(found[key], _common([its[key] for its in known.values() if key in its]))
+    ]
+    if not rows:
+        return [*gaps]
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    names = ("name", "target", "set", "size", "tar", "low", "high")
+    columns = ("proposer", "target", "prompt set", "size", "TAR", "from", "to")
+    table = Table(columns, [tuple(row[name] for name in names) for row in rows])
+    note = f"{TAR} Each proposer at the longest lookahead, or with the largest tree, that all runs have of it."
+    high = rows_high(len({row["label"] for row in rows}))
+    return [Figure("targets", _spread(rows), tar_chart(rows, sets), table, note, high), *gaps]
+
+
+def _targets(runs: Runs) -> dict[str, str]:
+    """Short names of each run's target; with the run's own where several have the same."""
+    short = ends(run.target for run in runs.values())
+    found = {name: short[run.target] for name, run in runs.items()}
+    return {
+        name: target if list(found.values()).count(target) == 1 else f"{target}, {name}"
+        for name, target in found.items()
+    }
+
+
+def _common(entries: Sequence[Entry]) -> str:
+    """The largest size that all have; empty where there is none."""
+    shared = set.intersection(*(set(figures["tar"]) for one in entries for figures in one.sets.values()))
+    return max(shared, key=int, default="")
+
+
+def _cells(one: Entry, size: str) -> list[dict[str, Any]]:
+    return [tar_cell(one, name, size) for name in one.sets]
+
+
+def _spread(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of the first proposer that has most targets."""
+    of_name: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        of_name.setdefault(row["name"], {}).setdefault(row["target"], []).append(row["tar"])
+    name, found = max(of_name.items(), key=lambda one: len(one[1]))
+    said = ", ".join(f"{_from_to(tars)} with {target}" for target, tars in found.items())
+    return f"Tokens an iteration of {name}, by prompt set: {said}."
+
+
+def _from_to(tars: Sequence[float]) -> str:
+    low, high = f"{min(tars):.2f}", f"{max(tars):.2f}"
+    return low if low == high else f"{low} to {high}"

@@ -1,5 +1,6 @@
 """Which draft: throughput against TAR, TAR by prompt set, accuracy against TAR."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -21,6 +22,7 @@ from shallowdraft.report.figures import (
 )
 from shallowdraft.report.run import Entry, Run
 
+TAR = "TAR is the tokens gained an iteration: accepted draft tokens and one of the target's."
 UPRIGHT = 3  # names of sets that fit beside each other
 DARK = 0.6  # of the range of colours: from there on numbers are white
 
@@ -87,22 +89,35 @@ def _ranking(run: Run) -> str:
 
 def tar_by_set(run: Run) -> Figure | Gap:
     """As the paper's Table 3."""
-    found = [one for one in run.entries if one.replay]
+    found = [one for one in run.entries if one.sets]
     if not found:
         return Gap("sets", NO_REPLAYS)
-    rows = [_cell(one, name) for one in found for name in run.sets if name in one.replay["sets"]]
-    order = [one.label for one in found]
+    rows = [
+        tar_cell(one, name, str(one.best.size) if one.prediction else "")
+        for one in found
+        for name in run.sets
+        if name in one.sets
+    ]
+    columns = ("proposer", "prompt set", "size", "TAR", "from", "to")
+    table = Table(columns, [(r["name"], r["set"], r["size"], r["tar"], r["low"], r["high"]) for r in rows])
+    return Figure("sets", _easiest(rows, run.sets), tar_chart(rows, run.sets), table, TAR, rows_high(len(found)))
+
+
+def tar_chart(rows: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> alt.TopLevelMixin:
+    """Labels down, prompt sets across; each cell has its TAR."""
     low, high = min(row["tar"] for row in rows), max(row["tar"] for row in rows)
-    angle = -30 if len(run.sets) > UPRIGHT else 0
+    angle = -30 if len(sets) > UPRIGHT else 0
+    order = list(dict.fromkeys(row["label"] for row in rows))
     base = alt.Chart(data(rows)).encode(
-        x=alt.X("set:N", sort=run.sets, title="prompt set", axis=alt.Axis(labelAngle=angle, labelLimit=100)),
-        y=alt.Y("label:N", sort=order, title=None),
+        x=alt.X("set:N", sort=list(sets), title="prompt set", axis=alt.Axis(labelAngle=angle, labelLimit=100)),
+        y=alt.Y("label:N", sort=order, title=None, axis=alt.Axis(labelExpr="split(datum.label, '\\n')")),
     )
     cells = base.mark_rect().encode(
         color=alt.Color("tar:Q", title="TAR", scale=alt.Scale(scheme="blues"), legend=None),
         tooltip=[
             alt.Tooltip("name:N", title="proposer"),
             alt.Tooltip("set:N", title="prompt set"),
+            alt.Tooltip("size:Q", title="size"),
             alt.Tooltip("tar:Q", title="TAR", format=".2f"),
             alt.Tooltip("low:Q", title="95 % from", format=".2f"),
             alt.Tooltip("high:Q", title="95 % to", format=".2f"),
@@ -113,17 +128,13 @@ def tar_by_set(run: Run) -> Figure | Gap:
         text=alt.Text("tar:Q", format=".2f"),
         color=alt.condition(f"datum.tar > {dark}", alt.value("white"), alt.value("black")),
     )
-    columns = ("proposer", "prompt set", "size", "TAR", "from", "to")
-    table = Table(columns, [(r["name"], r["set"], r["size"], r["tar"], r["low"], r["high"]) for r in rows])
-    note = "TAR is the tokens gained an iteration: accepted draft tokens and one of the target's."
-    return Figure("sets", _easiest(rows, run.sets), alt.layer(cells, numbers), table, note, rows_high(len(order)))
+    return alt.layer(cells, numbers)
 
 
-def _cell(one: Entry, name: str) -> dict[str, Any]:
-    """At the best size; where that is not known, or was not replayed, at the largest."""
-    figures = one.replay["sets"][name]
-    known = str(one.best.size) if one.prediction else ""
-    size = known if known in figures["tar"] else max(figures["tar"], key=int)
+def tar_cell(one: Entry, name: str, size: str = "") -> dict[str, Any]:
+    """On a prompt set, at a size; where that is not known, or was not replayed, at the largest."""
+    figures = one.sets[name]
+    size = size if size in figures["tar"] else max(figures["tar"], key=int)
     low, high = figures["tar_interval"][size]
     about = {"label": one.label, "name": one.name, "set": name, "size": int(size)}
     return about | {"tar": figures["tar"][size], "low": low, "high": high}

@@ -155,9 +155,18 @@ def faded() -> Any:
 
 
 def chosen(names: Sequence[str]) -> alt.Color:
-    """Colours of a few things that are no proposers."""
-    scale = alt.Scale(domain=list(names), range=list(COLOURS[: len(names)]))
-    return alt.Color("kind:N", scale=scale, title=None, legend=legend(names))
+    """Colours of things that are no proposers."""
+    return alt.Color("kind:N", scale=_cycled(names, COLOURS), title=None, legend=legend(names))
+
+
+def marked(names: Sequence[str]) -> alt.Shape:
+    """Shapes of the same things; where colours begin again, shapes are others."""
+    moved = [one for at in range(len(SHAPES)) for one in (*SHAPES[at:], *SHAPES[:at])]
+    return alt.Shape("kind:N", scale=_cycled(names, moved), title=None, legend=legend(names))
+
+
+def _cycled(names: Sequence[str], styles: Sequence[str]) -> alt.Scale:
+    return alt.Scale(domain=list(names), range=[styles[at % len(styles)] for at in range(len(names))])
 
 
 def rows_high(count: int) -> int:

@@ -11,8 +11,8 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shallowdraft.report import drafts, lookaheads, pays, reasons, wishes
-from shallowdraft.report.comparison import compare, run_names
+from shallowdraft.report import behind, drafts, lookaheads, pays, reasons, wishes
+from shallowdraft.report.comparison import named, side_by_side, tar_across
 from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section
 from shallowdraft.report.inside import SOURCES, Generation, generations
 from shallowdraft.report.run import Entry, Run
@@ -52,7 +52,11 @@ def page_of(run: Run) -> Page:
             [lookaheads.speed_by_lookahead(run), lookaheads.acceptance_by_position(run)],
         ),
         Section("why", "Why?", [reasons.time_split(run), reasons.waterfall(run), reasons.latency_of_shapes(run)]),
-        Section("better", "What would be better?", [wishes.required_tar(run), what_if(run)]),
+        Section(
+            "better",
+            "What would be better?",
+            [wishes.required_tar(run), behind.extra_tar(run), behind.parity(run), what_if(run)],
+        ),
     ]
     return Page(
         f"Speculation for {run.target}",
@@ -64,16 +68,17 @@ def page_of(run: Run) -> Page:
     )
 
 
-def page_of_two(first: Run, second: Run) -> Page:
-    names, compared = run_names(first, second), compare(first, second)
+def page_of_several(found: Sequence[Run]) -> Page:
+    runs = named(found)
+    sections = [Section("comparison-section", "Side by side", side_by_side(runs))]
+    if len({run.target for run in found}) > 1:
+        sections.append(Section("targets-section", "TAR across targets and prompt sets", tar_across(runs)))
+    first = sections[0].parts[0]
     return Page(
-        f"{names[0]} and {names[1]}",
-        compared.finding if isinstance(compared, Figure) else compared.sentence,
-        [
-            (name, {"verdict": verdict_of(run)} | facts_of(run))
-            for name, run in zip(names, (first, second), strict=True)
-        ],
-        [Section("comparison-section", "Side by side", [compared])],
+        ", ".join(runs),
+        first.finding if isinstance(first, Figure) else first.sentence,
+        [(name, {"verdict": verdict_of(run)} | facts_of(run)) for name, run in runs.items()],
+        sections,
     )
 
 
@@ -148,5 +153,5 @@ def _script(content: dict[str, Any]) -> Markup:
 
 
 def make(runs: Sequence[Run]) -> Page:
-    """Of one run, or of two that are compared."""
-    return page_of(runs[0]) if len(runs) == 1 else page_of_two(runs[0], runs[1])
+    """Of one run, or of several that are compared."""
+    return page_of(runs[0]) if len(runs) == 1 else page_of_several(runs)

@@ -16,7 +16,7 @@ from shallowdraft.report.figures import (
     Table,
     chosen,
     data,
-    legend,
+    marked,
     percent,
     rows_high,
 )
@@ -37,10 +37,9 @@ def speed_ups(run: Run) -> Figure | Gap:
         yOffset=alt.YOffset("kind:N", sort=[PREDICTED, MEASURED]),
         color=chosen((PREDICTED, MEASURED)),
     )
-    marks = alt.Scale(domain=[PREDICTED, MEASURED], range=["circle", "diamond"])
     points = base.mark_point(filled=True, size=70, opacity=1).encode(
         x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
-        shape=alt.Shape("kind:N", title=None, scale=marks, legend=legend((PREDICTED, MEASURED))),
+        shape=marked((PREDICTED, MEASURED)),
         tooltip=[
             alt.Tooltip("name:N", title="proposer"),
             alt.Tooltip("kind:N", title="how known"),

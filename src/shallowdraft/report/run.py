@@ -62,6 +62,12 @@ class Entry:
     def how(self) -> str:
         return "measured" if self.live else "predicted"
 
+    @property
+    def sets(self) -> dict[str, Record]:
+        """What its replay knows by prompt set."""
+        found: dict[str, Record] = self.replay.get("sets", {})
+        return found
+
     def tar_interval(self, size: int) -> tuple[float | None, float | None]:
         """Of TAR over prompts, where a replay was kept."""
         low, high = self.replay.get("tar_interval", {}).get(str(size), (None, None))
@@ -125,7 +131,7 @@ class Run:
 
     @property
     def sets(self) -> list[str]:
-        return list(dict.fromkeys(name for one in self.entries for name in one.replay.get("sets", {})))
+        return list(dict.fromkeys(name for one in self.entries for name in one.sets))
 
 
 def read_run(folder: Path) -> Run:
@@ -214,20 +220,21 @@ def _prediction(one: Record) -> Prediction:
 
 def label(named: Sequence[tuple[str, str, str]]) -> list[str]:
     """Short names of proposers, given kind, draft and name: of a path its end, as much as tells drafts apart."""
-    drafts = {draft for drafter, draft, _ in named if drafter in ("model", "tree")}
-    longest = max((len(Path(draft).parts) for draft in drafts), default=1)
-    counts = (count for count in range(1, longest + 1) if len({_end(one, count) for one in drafts}) == len(drafts))
-    count = next(counts, longest)
     short = {"model": "", "tree": "tree "}
-    found = [_cut(short[kind] + _end(draft, count) if kind in short else name) for kind, draft, name in named]
+    drafts = ends([draft for kind, draft, _ in named if kind in short])
+    found = [cut(short[kind] + drafts[draft] if kind in short else name) for kind, draft, name in named]
     return found if len(set(found)) == len(found) else [f"{at} {one}" for at, one in enumerate(found, 1)]
 
 
-def _end(path: str, count: int) -> str:
-    return "/".join(Path(path).parts[-count:])
+def ends(paths: Iterable[str]) -> dict[str, str]:
+    """Of each path its end, as much as tells them apart."""
+    parts = {one: Path(one).parts for one in paths}
+    longest = max(map(len, parts.values()), default=0)
+    found = ({one: "/".join(its[-count:]) for one, its in parts.items()} for count in range(1, longest + 1))
+    return next((short for short in found if len(set(short.values())) == len(parts)), {one: one for one in parts})
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     return text if len(text) <= LONGEST_LABEL else "…" + text[1 - LONGEST_LABEL :]
 
 
