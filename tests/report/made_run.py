@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.records import Record, Records
-from shallowdraft.report.run import FILES
+from shallowdraft.report.reading import FILES
 
 TARGET = "made/target"
 

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vl_convert
@@ -11,11 +13,13 @@ from made_run import make_run
 
 from shallowdraft.cli import main
 from shallowdraft.commands.study import Study
+from shallowdraft.errors import RecordError
 from shallowdraft.report.behind import lags
 from shallowdraft.report.figures import Table, shown
 from shallowdraft.report.files import markdown
 from shallowdraft.report.page import make, render
-from shallowdraft.report.run import label, read_run
+from shallowdraft.report.reading import read_run
+from shallowdraft.report.run import label
 
 CHARTS = {
     "speed-up", "prediction", "throughput", "sets", "lookahead", "position", "time", "waterfall", "required", "extra",
@@ -50,7 +54,7 @@ def test_a_run_with_one_draft(tmp_path: Path):
     assert "There is one proposer, so that none has to catch up" in html
     assert "Speculation pays: draft-0 at lookahead 2 is 1.38x as fast" in html
     assert "identical to plain decoding in all 6 live runs" in html
-    assert "No accuracy was measured; run shallowdraft accuracy" in html
+    assert "No accuracy was measured; run <code>shallowdraft accuracy --draft made/draft-0" in html
     assert "No shapes were timed" in html
     assert "a processor, threads: 2" in html
     assert "http://" not in html.split("<script>")[0]
@@ -72,9 +76,13 @@ def test_twenty_drafts_on_six_sets_at_twelve_lookaheads_are_no_large_file(tmp_pa
     [
         (["replays"], {"sets", "position"}, "No replays were kept"),
         (["live"], set(), "not compared: nothing was run live"),
-        (["inside"], set(), "No generation can be looked into"),
+        (["inside"], set(), "Missing: texts token by token."),
         (["profile", "live"], set(), "unknown: nothing was timed"),
-        (["study"], CHARTS - {"sets", "position"}, "The study has not ended; run the same study command again"),
+        (
+            ["study"],
+            CHARTS - {"sets", "position"},
+            "Missing: speed-ups, predicted against measured.</b> The study has not",
+        ),
         (["study", "replays", "profile", "live", "inside"], CHARTS, "The study has not ended"),
     ],
 )
@@ -145,17 +153,17 @@ def test_runs_of_several_targets(tmp_path: Path):
     ]  # fmt: skip
     assert across.table.columns == ("proposer", "target", "prompt set", "size", "TAR", "from", "to")
     rows = {row[:3]: row[3:5] for row in across.table.rows}
-    assert rows["made/draft-0", "target", "zoo"] == rows["made/draft-0", "other, two", "zoo"] == (4, 1.9375)
-    assert rows["made/draft-0", "other, two", "arena"][1] == pytest.approx(0.97 * 1.9375)
-    assert ("elsewhere/draft-0", "other, three", "zoo") in rows
+    assert rows["made/draft-0", "target", "zoo"] == rows["made/draft-0", "other (two)", "zoo"] == (4, 1.9375)
+    assert rows["made/draft-0", "other (two)", "arena"][1] == pytest.approx(0.97 * 1.9375)
+    assert ("elsewhere/draft-0", "other (three)", "zoo") in rows
     assert across.finding.startswith("Tokens an iteration of made/draft-1, by prompt set: 2.1")
     for figure in page.figures:
         vl_convert.vegalite_to_vega(figure.spec())
     (second / "study.json").unlink()
     (third / "replays.jsonl").unlink()
     html = render(make([read_run(folder) for folder in (first, second, third)]))
-    assert "two: The study has not ended" in html
-    assert "three: No replays were kept" in html
+    assert "Missing: speed-ups of two.</b> The study has not ended" in html
+    assert "Missing: TAR of three.</b> No replays were kept" in html
     assert "The best of one:" in html
 
 
@@ -229,6 +237,7 @@ def test_no_model_is_loaded(tmp_path: Path):
 import sys
 from shallowdraft.cli import main
 from shallowdraft.commands.study import Study
+from shallowdraft.errors import RecordError
 assert main(["report", {str(run)!r}]) == 0
 assert "torch" not in sys.modules
 """
@@ -264,3 +273,33 @@ def test_tables():
         "–", "a", "1,234", "1,234", "12.3", "1.23", "0.0123",
     ]  # fmt: skip
     assert markdown(Table(("a|b", "c"), [(1, 2.0)])) == "| a\\|b | c |\n| --- | --- |\n| 1 | 2.00 |\n"
+
+
+@pytest.mark.slow
+def test_whatever_field_is_missing_the_page_is_made_or_it_is_said(tmp_path: Path):
+    """Every field of every kind of record, one at a time."""
+    run = make_run(tmp_path / "run", 2, shapes=True)
+    (run / "accuracy.json").write_text(json.dumps(ACCURACY))
+    said = 0
+    for file in sorted(run.iterdir()):
+        whole = file.read_text()
+        lines = whole.splitlines() if file.suffix == ".jsonl" else [whole]
+        for at, line in enumerate(lines[:2]):
+            for lacking in lacking_one(json.loads(line)):
+                file.write_text("\n".join([*lines[:at], json.dumps(lacking), *lines[at + 1 :], ""]))
+                try:
+                    make([read_run(run)])
+                except RecordError:
+                    said += 1
+        file.write_text(whole)
+    assert said > 20
+
+
+def lacking_one(value: Any) -> Iterator[Any]:
+    """An object without each of its fields, and so for those within, of lists the first."""
+    if isinstance(value, dict):
+        for name in value:
+            yield {other: its for other, its in value.items() if other != name}
+            yield from ({**value, name: inner} for inner in lacking_one(value[name]))
+    elif isinstance(value, list) and value:
+        yield from ([inner, *value[1:]] for inner in lacking_one(value[0]))

@@ -50,7 +50,7 @@ def write_report(folders: list[Path], out: Path, figures: str | None = None) -> 
     except ImportError as error:
         raise OptionError(MISSING) from error
     from shallowdraft.records import write_whole
-    from shallowdraft.report.run import read_run
+    from shallowdraft.report.reading import read_run
 
     page = make([read_run(folder) for folder in folders])
     out.parent.mkdir(parents=True, exist_ok=True)

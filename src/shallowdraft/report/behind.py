@@ -8,7 +8,7 @@ import altair as alt
 
 from shallowdraft import cost
 from shallowdraft.cost import Iteration
-from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, marked, percent, rows_high
+from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, marked, rows_high
 from shallowdraft.report.run import Entry, Run
 
 HAS, EXTRA, BEYOND = "TAR it has", "extra TAR", "extra, out of reach"
@@ -40,8 +40,8 @@ class Lag:
 
     @property
     def reduction(self) -> float | None:
-        """Of the time of drafting, a share of it; None where that takes none."""
-        return 1 - self.parity_s / self.draft_s if self.draft_s else None
+        """Of the time of drafting, in percent of it; None where that takes none."""
+        return 100 * (1 - self.parity_s / self.draft_s) if self.draft_s else None
 
     @property
     def about(self) -> dict[str, str]:
@@ -63,7 +63,7 @@ def lags(entries: Sequence[Entry]) -> list[Lag]:
 def extra_tar(run: Run) -> Figure | Gap:
     """The paper's Figure 7."""
     if len(run.predicted) < 2:
-        return Gap("extra", ALONE if run.predicted else UNFINISHED)
+        return Gap("extra TAR", ALONE if run.predicted else UNFINISHED)
     found = lags(run.predicted)
     rows = [row for lag in found for row in _stretches(lag)]
     chart = (
@@ -133,7 +133,7 @@ def _hopeless(others: Sequence[bool], whatever: str) -> str:
 def parity(run: Run) -> Figure | Gap:
     """The paper's Table 5."""
     if len(run.predicted) < 2:
-        return Gap("parity", ALONE if run.predicted else UNFINISHED)
+        return Gap("parity latency", ALONE if run.predicted else UNFINISHED)
     found = lags(run.predicted)
     rows = [_now(found[0]), *(row for lag in found[1:] for row in (_now(lag), _at_parity(lag)))]
     base = alt.Chart(data(rows)).encode(
@@ -151,13 +151,10 @@ def parity(run: Run) -> Figure | Gap:
             alt.Tooltip("ms:Q", format=".3f"),
         ],
     )
-    columns = ("proposer", "size", "draft ms", "parity draft ms", "reduction")
+    columns = ("proposer", "size", "draft ms", "parity draft ms", "reduction %")
     table = Table(
         columns,
-        [
-            (lag.one.name, lag.one.best.where, 1e3 * lag.draft_s, 1e3 * lag.parity_s, _shown(lag.reduction))
-            for lag in found
-        ],
+        [(lag.one.name, lag.one.best.where, 1e3 * lag.draft_s, 1e3 * lag.parity_s, lag.reduction) for lag in found],
     )
     note = (
         "Parity latency: the time of drafting at which a proposer, its TAR unchanged, would be as fast as the winner. "
@@ -173,10 +170,6 @@ def _now(lag: Lag) -> dict[str, Any]:
 
 def _at_parity(lag: Lag) -> dict[str, Any]:
     return lag.about | {"kind": PARITY if lag.parity_s >= 0 else NEVER, "ms": max(0.0, 1e3 * lag.parity_s)}
-
-
-def _shown(reduction: float | None) -> str | None:
-    return None if reduction is None else percent(reduction)
 
 
 def _must_take(found: Sequence[Lag]) -> str:

@@ -38,7 +38,7 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
 def side_by_side(runs: Runs) -> list[Figure | Gap]:
     """Speed-ups of all that is in any of them, and which ones have none yet."""
     ended = {name: run for name, run in runs.items() if run.predicted}
-    gaps = [Gap(f"comparison-{name}", f"{name}: {UNFINISHED}") for name in runs if name not in ended]
+    gaps = [Gap(f"speed-ups of {name}", UNFINISHED) for name in runs if name not in ended]
     return [*([_compared(ended)] if len(ended) > 1 else []), *gaps]
 
 
@@ -113,11 +113,12 @@ def _finding(runs: Runs) -> str:
 def tar_across(runs: Runs) -> list[Figure | Gap]:
     """The paper's Table 3: each proposer with each target on each prompt set, and which runs cannot tell."""
     known = {name: _by_key([one for one in run.entries if one.sets]) for name, run in runs.items()}
-    gaps = [Gap(f"targets-{name}", f"{name}: {NO_REPLAYS}") for name, found in known.items() if not found]
+    gaps = [Gap(f"TAR of {name}", NO_REPLAYS) for name, found in known.items() if not found]
     targets = _targets(runs)
+    labels = _labels(known.values())
     rows = [
         cell | {"label": f"{shown}\nwith {cut(targets[name])}", "target": targets[name]}
-        for key, shown in _labels(known.values()).items()
+        for key, shown in sorted(labels.items(), key=lambda one: -sum(one[0] in found for found in known.values()))
         for name, found in known.items()
         if key in found
         for cell in _cells(found[key], _common([its[key] for its in known.values() if key in its]))
@@ -130,7 +131,7 @@ def tar_across(runs: Runs) -> list[Figure | Gap]:
     table = Table(columns, [tuple(row[name] for name in names) for row in rows])
     note = f"{TAR} Each proposer at the longest lookahead, or with the largest tree, that all runs have of it."
     high = rows_high(len({row["label"] for row in rows}))
-    return [Figure("targets", _spread(rows), tar_chart(rows, sets), table, note, high), *gaps]
+    return [Figure("targets", _spread(rows), tar_chart(rows, sets, lines=2), table, note, high), *gaps]
 
 
 def _targets(runs: Runs) -> dict[str, str]:
@@ -138,18 +139,17 @@ def _targets(runs: Runs) -> dict[str, str]:
     short = ends(run.target for run in runs.values())
     found = {name: short[run.target] for name, run in runs.items()}
     return {
-        name: target if list(found.values()).count(target) == 1 else f"{target}, {name}"
+        name: target if list(found.values()).count(target) == 1 else f"{target} ({name})"
         for name, target in found.items()
     }
 
 
-def _common(entries: Sequence[Entry]) -> str:
-    """The largest size that all have; empty where there is none."""
-    shared = set.intersection(*(set(figures["tar"]) for one in entries for figures in one.sets.values()))
-    return max(shared, key=int, default="")
+def _common(entries: Sequence[Entry]) -> int:
+    """The largest size that all have; 0 where there is none."""
+    return max(set.intersection(*(set(tars.value) for one in entries for tars in one.sets.values())), default=0)
 
 
-def _cells(one: Entry, size: str) -> list[dict[str, Any]]:
+def _cells(one: Entry, size: int) -> list[dict[str, Any]]:
     return [tar_cell(one, name, size) for name in one.sets]
 
 

@@ -1,7 +1,7 @@
 """Figures: a finding, a chart, the numbers behind it; or a sentence that says what is missing."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import altair as alt
@@ -75,10 +75,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gap:
-    """What is missing, and what to do about it."""
+    """What is missing, why, and what to do about it."""
 
-    id: str
+    what: str
     sentence: str
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,18 @@ class Section:
     @property
     def figures(self) -> list[Figure]:
         return [one for one in self.parts if isinstance(one, Figure)]
+
+    @property
+    def shown(self) -> list[Figure | Gap]:
+        """What is missing for the same reason is said at once, where the first of it would stand."""
+        found: dict[str, Figure | Gap] = {}
+        for part in self.parts:
+            key = part.id if isinstance(part, Figure) else f"{part.sentence} {part.command}"
+            before = found.get(key)
+            if isinstance(part, Gap) and isinstance(before, Gap):
+                part = replace(part, what=f"{before.what}, {part.what}")
+            found[key] = part
+        return list(found.values())
 
 
 def shown(cell: Cell) -> str:
@@ -175,7 +188,8 @@ def rows_high(count: int) -> int:
 
 
 def percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %")
+    """With a space that does not break."""
+    return f"{share:.0%}".replace("%", "\N{NO-BREAK SPACE}%")
 
 
 def ordinal(number: int) -> str:

@@ -112,13 +112,12 @@ def _speed_up(first: Entry) -> str:
 
 
 def _outputs(run: Run) -> str:
-    if not run.live:
+    if not run.outputs:
         return "not compared: nothing was run live"
-    wrong = sum(not row["tie"] for row in run.live)
-    ties = sum(row["tie"] and row["differs"] is not None for row in run.live)
+    wrong, ties = run.outputs.count(False), run.outputs.count(None)
     if wrong:
-        return f"{wrong} of {len(run.live)} differ from plain decoding, see live.jsonl"
-    same = f"identical to plain decoding in all {len(run.live)} live runs"
+        return f"{wrong} of {len(run.outputs)} differ from plain decoding, see live.jsonl"
+    same = f"identical to plain decoding in all {len(run.outputs)} live runs"
     return same if not ties else f"{same}, but for ties of rounding in {ties}"
 
 

@@ -29,7 +29,7 @@ NO_LIVE = "Nothing was run live, so that no speed-up was measured; run the study
 def speed_ups(run: Run) -> Figure | Gap:
     """Every proposer at its best, with intervals."""
     if not run.predicted:
-        return Gap("speed-up", UNFINISHED)
+        return Gap("speed-ups", UNFINISHED)
     rows = list(chain.from_iterable(_bars(one) for one in run.predicted))
     order = [one.label for one in run.predicted]
     base = alt.Chart(data(rows)).encode(
@@ -67,13 +67,13 @@ def _bars(one: Entry) -> list[dict[str, object]]:
     low, high = one.interval
     found = [about | {"kind": PREDICTED, "speed_up": one.best.speed_up, "low": low, "high": high}]
     if one.live:
-        low, high = one.live["interval"]
-        found.append(about | {"kind": MEASURED, "speed_up": one.live["speed_up"], "low": low, "high": high})
+        low, high = one.live.interval
+        found.append(about | {"kind": MEASURED, "speed_up": one.live.speed_up, "low": low, "high": high})
     return found
 
 
 def _row(one: Entry, run: Run) -> tuple[str | float | None, ...]:
-    live = (one.live["speed_up"], *one.live["interval"]) if one.live else (None, None, None)
+    live = (one.live.speed_up, *one.live.interval) if one.live else (None, None, None)
     return (one.name, one.best.where, one.best.speed_up, *one.interval, *live, run.tokens_per_s(one))
 
 
@@ -90,7 +90,7 @@ def _fastest(run: Run) -> str:
 def predicted_against_measured(run: Run) -> Figure | Gap:
     """The paper's Figure 12."""
     if not run.measured:
-        return Gap("prediction", NO_LIVE if run.verdict else UNFINISHED)
+        return Gap("predicted against measured", NO_LIVE if run.verdict else UNFINISHED)
     rows = [_both(one) for one in run.measured]
     errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]
     ends = [
@@ -115,10 +115,10 @@ def predicted_against_measured(run: Run) -> Figure | Gap:
     diagonal = same.encode(x=alt.X("both:Q", scale=NEAR), y=alt.Y("both:Q", scale=NEAR))
     many = f"in the median over {len(rows)} proposers, {percent(max(errors))} at most"
     finding = f"Predictions were {percent(median(errors))} off{'' if len(rows) == 1 else ' ' + many}."
-    columns = ("proposer", "measured speed-up", "predicted speed-up", "error")
+    columns = ("proposer", "measured speed-up", "predicted speed-up", "error %")
     table = Table(
         columns,
-        [(row["name"], row["measured"], row["predicted"], percent(e)) for row, e in zip(rows, errors, strict=True)],
+        [(row["name"], row["measured"], row["predicted"], 100 * e) for row, e in zip(rows, errors, strict=True)],
     )
     note = "On the dashed line both are the same. Bars are 95 % intervals over prompts."
     return Figure("prediction", finding, alt.layer(diagonal, across, up, points), table, note)
@@ -126,6 +126,6 @@ def predicted_against_measured(run: Run) -> Figure | Gap:
 
 def _both(one: Entry) -> dict[str, Any]:
     assert one.live
-    (low, high), (live_low, live_high) = one.interval, one.live["interval"]
-    known = {"name": one.name, "measured": one.live["speed_up"], "predicted": one.best.speed_up}
+    (low, high), (live_low, live_high) = one.interval, one.live.interval
+    known = {"name": one.name, "measured": one.live.speed_up, "predicted": one.best.speed_up}
     return known | {"low": low, "high": high, "live_low": live_low, "live_high": live_high}

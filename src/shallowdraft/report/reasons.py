@@ -1,5 +1,6 @@
 """Why: where the time of an iteration goes, what it takes of the ideal speed-up, what depth and width cost."""
 
+import shlex
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ def time_split(run: Run) -> Figure | Gap:
     """The paper's Figure 3."""
     found = run.predicted
     if not found:
-        return Gap("time", UNFINISHED)
+        return Gap("time of an iteration by part", UNFINISHED)
     rows = [row for one in found for row in _parts(one)]
     chart = (
         alt.Chart(data(rows))
@@ -39,8 +40,8 @@ def time_split(run: Run) -> Figure | Gap:
     first = _parts(found[0])
     said = ", ".join(f"{row['kind']} {percent(row['share'])}" for row in first)
     table = Table(
-        ("proposer", "size", "part", "ms", "share"),
-        [(row["name"], row["where"], row["kind"], row["ms"], percent(row["share"])) for row in rows],
+        ("proposer", "size", "part", "ms", "share %"),
+        [(row["name"], row["where"], row["kind"], row["ms"], 100 * row["share"]) for row in rows],
     )
     finding = f"Of an iteration with {found[0].label}: {said}."
     return Figure(
@@ -72,7 +73,7 @@ def _parts(one: Entry) -> list[dict[str, Any]]:
 def waterfall(run: Run) -> Figure | Gap:
     """From the ideal speed-up of the winner, its TAR, to the actual one."""
     if not run.predicted:
-        return Gap("waterfall", UNFINISHED)
+        return Gap("from the ideal speed-up to the actual one", UNFINISHED)
     first = run.predicted[0]
     fall = first.best.waterfall
     verifying = "longer verification" if fall.verifying >= 0 else "faster verification"
@@ -110,8 +111,9 @@ def _whole(step: str, speed_up: float) -> dict[str, Any]:
 def latency_of_shapes(run: Run) -> Figure | Gap:
     """The paper's Figure 4."""
     if not run.steps:
-        command = f"shallowdraft profile --target {run.target} --shapes auto --out {run.folder}/profile.jsonl"
-        return Gap("latency", f"No shapes were timed, so that depth and width cannot be told apart; run {command}")
+        sentence = "No shapes were timed, so that depth and width cannot be told apart; run"
+        options = ("--target", run.target, "--shapes", "auto", "--out", f"{run.folder}/profile.jsonl")
+        return Gap("latency against depth and width", sentence, shlex.join(("shallowdraft", "profile", *options)))
     rows: list[dict[str, Any]] = [
         {"shape": one.shape, "layers": one.layers, "width": one.d_model, "ms": 1e3 * one.step_s}
         for one in sorted(run.steps, key=lambda one: (one.d_model, one.layers))
@@ -123,7 +125,7 @@ def latency_of_shapes(run: Run) -> Figure | Gap:
     )
     tooltip = [alt.Tooltip("shape:N"), alt.Tooltip("ms:Q", format=".4f")]
     chart = alt.layer(base.mark_line(), base.mark_point(filled=True, size=60, opacity=1).encode(tooltip=tooltip))
-    table = Table(("shape", "layers", "ms a draft step"), [(row["shape"], row["layers"], row["ms"]) for row in rows])
+    table = Table(("shape", "layers", "width", "ms a draft step"), [tuple(row.values()) for row in rows])
     note = "Drafts with random weights: their speed is that of trained ones of the same shape."
     return Figure("latency", _depth(run.steps), chart, table, note)
 

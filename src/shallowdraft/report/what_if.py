@@ -60,7 +60,7 @@ def params(sizes: Sequence[int]) -> list[alt.Parameter]:
 def what_if(run: Run) -> Figure | Gap:
     found = [one for one in run.predicted if one.curve]
     if not found:
-        return Gap("what-if", NO_CURVES if run.verdict else UNFINISHED)
+        return Gap("what if", NO_CURVES if run.verdict else UNFINISHED)
     series = series_of(found)
     rows: list[dict[str, Any]] = [
         {

@@ -18,7 +18,6 @@ from shallowdraft.report.figures import (
     dashed,
     data,
     faded,
-    percent,
     series_of,
 )
 from shallowdraft.report.run import Entry, Run
@@ -30,7 +29,7 @@ def required_tar(run: Run) -> Figure | Gap:
     """The paper's Figure 11."""
     found = run.predicted
     if not found:
-        return Gap("required", UNFINISHED)
+        return Gap("TAR that a speed-up takes", UNFINISHED)
     winner, series = found[0].best, series_of(found)
     speed_ups = [one.best.speed_up for one in found]
     rows = [
@@ -76,6 +75,4 @@ def _row(one: Entry, winner: Prediction) -> tuple[Cell, ...]:
 
 
 def _breaks_even(one: Prediction, label: str) -> str:
-    spare = one.tar - one.break_even_tar
-    said = f"{label} breaks even at TAR {one.break_even_tar:.2f} and has {one.tar:.2f} {one.where}"
-    return f"{said}: {percent(spare / one.tar)} could be lost." if spare > 0 else f"{said}."
+    return f"{label} breaks even at TAR {one.break_even_tar:.2f} and has {one.tar:.2f} {one.where}."
