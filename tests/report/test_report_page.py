@@ -113,6 +113,7 @@ def test_a_run_that_was_killed_while_it_wrote(tmp_path: Path):
     with (run / "live.jsonl").open("a") as file:
         file.write('{"set": "zo')
     (run / "inside.jsonl").write_text("")
+    (run / "profile.jsonl").write_text('{"kind": "pro')
     assert "The study has not ended" in render(make([read_run(run)]))
 
 
@@ -151,12 +152,12 @@ def test_runs_of_several_targets(tmp_path: Path):
     assert [row[0] for row in compared.table.rows] == [
         "made/draft-1", "made/draft-0", "made/draft-2", "elsewhere/draft-0",
     ]  # fmt: skip
-    assert across.table.columns == ("proposer", "target", "prompt set", "size", "TAR", "from", "to")
-    rows = {row[:3]: row[3:5] for row in across.table.rows}
-    assert rows["made/draft-0", "target", "zoo"] == rows["made/draft-0", "other (two)", "zoo"] == (4, 1.9375)
-    assert rows["made/draft-0", "other (two)", "arena"][1] == pytest.approx(0.97 * 1.9375)
-    assert ("elsewhere/draft-0", "other (three)", "zoo") in rows
-    assert across.finding.startswith("Tokens an iteration of made/draft-1, by prompt set: 2.1")
+    assert across.table.columns == ("proposer", "run", "target", "prompt set", "size", "TAR", "from", "to")
+    rows = {(row[0], row[2], row[3]): row[4:6] for row in across.table.rows if row[1] != "three"}
+    assert rows["made/draft-0", "made/target", "zoo"] == rows["made/draft-0", "made/other", "zoo"] == (4, 1.9375)
+    assert rows["made/draft-0", "made/other", "arena"][1] == pytest.approx(0.97 * 1.9375)
+    assert ("elsewhere/draft-0", "three", "made/other") in {row[:3] for row in across.table.rows}
+    assert across.finding.endswith("draft-1, by prompt set: 2.11 to 2.17 with target, 2.11 to 2.17 with other (two).")
     for figure in page.figures:
         vl_convert.vegalite_to_vega(figure.spec())
     (second / "study.json").unlink()

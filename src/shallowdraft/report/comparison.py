@@ -3,24 +3,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import altair as alt
-
 from shallowdraft.report.drafts import TAR, tar_cell, tar_chart
 from shallowdraft.report.figures import (
-    INK,
-    NEAR,
     NO_REPLAYS,
     UNFINISHED,
     Cell,
     Figure,
     Gap,
     Table,
-    chosen,
-    data,
-    marked,
+    Values,
     rows_high,
 )
-from shallowdraft.report.run import Entry, Run, cut, ends, label
+from shallowdraft.report.pays import speed_up_chart
+from shallowdraft.report.run import Entry, Run, cut, ends, label, numbered
 
 ROW = 17  # pixels of a run at a proposer
 Runs = Mapping[str, Run]
@@ -46,34 +41,17 @@ def _compared(runs: Runs) -> Figure:
     of_run = {name: _by_key(run.predicted) for name, run in runs.items()}
     labels = _labels(of_run.values())
     rows: list[dict[str, Any]] = [
-        {"label": labels[key], "name": one.name, "kind": name, **_bounds(runs[name], one)}
+        {"label": labels[key], "name": one.name, "kind": name, "where": one.best.where, **_bounds(one)}
         for name, found in of_run.items()
         for key, one in found.items()
     ]
     order = list(dict.fromkeys(row["label"] for row in sorted(rows, key=lambda row: -row["speed_up"])))
-    base = alt.Chart(data(rows)).encode(
-        y=alt.Y("label:N", sort=order, title=None),
-        yOffset=alt.YOffset("kind:N", sort=list(runs)),
-        color=chosen(list(runs)),
-    )
-    tooltip = [
-        alt.Tooltip("name:N", title="proposer"),
-        alt.Tooltip("kind:N", title="run"),
-        alt.Tooltip("speed_up:Q", title="speed-up", format=".3f"),
-        alt.Tooltip("tokens_per_s:Q", title="tokens a second", format=".1f"),
-    ]
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(
-        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
-        shape=marked(list(runs)),
-        tooltip=tooltip,
-    )
-    bars = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=NEAR), x2="high:Q")
-    even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x="even:Q")
+    chart = speed_up_chart(rows, order, list(runs), "run")
     columns = ("proposer", *(f"{figure}, {name}" for figure in ("speed-up", "TAR", "tokens/s") for name in runs))
     table = Table(columns, [_row([(runs[name], found.get(key)) for name, found in of_run.items()]) for key in labels])
     note = "Measured where it was run live, else predicted; bars are 95 % intervals over prompts."
     high = max(rows_high(len(order)), ROW * len(order) * len(runs))
-    return Figure("comparison", _finding(runs), alt.layer(even, bars, points), table, note, high)
+    return Figure("comparison", _finding(runs), chart, table, note, high)
 
 
 def _by_key(entries: Sequence[Entry]) -> dict[Key, Entry]:
@@ -86,9 +64,9 @@ def _labels(found: Iterable[dict[Key, Entry]]) -> dict[Key, str]:
     return dict(zip(entries, label([(*key, one.name) for key, one in entries.items()]), strict=True))
 
 
-def _bounds(run: Run, one: Entry) -> dict[str, float]:
+def _bounds(one: Entry) -> dict[str, float]:
     low, high = one.bounds
-    return {"speed_up": one.speed_up, "low": low, "high": high, "tokens_per_s": run.tokens_per_s(one)}
+    return {"speed_up": one.speed_up, "low": low, "high": high}
 
 
 def _row(found: Sequence[tuple[Run, Entry | None]]) -> tuple[Cell, ...]:
@@ -114,10 +92,9 @@ def tar_across(runs: Runs) -> list[Figure | Gap]:
     """The paper's Table 3: each proposer with each target on each prompt set, and which runs cannot tell."""
     known = {name: _by_key([one for one in run.entries if one.sets]) for name, run in runs.items()}
     gaps = [Gap(f"TAR of {name}", NO_REPLAYS) for name, found in known.items() if not found]
-    targets = _targets(runs)
-    labels = _labels(known.values())
+    targets, labels = _targets(runs), _labels(known.values())
     rows = [
-        cell | {"label": f"{shown}\nwith {cut(targets[name])}", "target": targets[name]}
+        cell | {"label": f"{shown}\nwith {targets[name]}", "run": name, "target": runs[name].target}
         for key, shown in sorted(labels.items(), key=lambda one: -sum(one[0] in found for found in known.values()))
         for name, found in known.items()
         if key in found
@@ -126,22 +103,22 @@ def tar_across(runs: Runs) -> list[Figure | Gap]:
     if not rows:
         return [*gaps]
     sets = list(dict.fromkeys(row["set"] for row in rows))
-    names = ("name", "target", "set", "size", "tar", "low", "high")
-    columns = ("proposer", "target", "prompt set", "size", "TAR", "from", "to")
+    names = ("name", "run", "target", "set", "size", "tar", "low", "high")
+    columns = ("proposer", "run", "target", "prompt set", "size", "TAR", "from", "to")
     table = Table(columns, [tuple(row[name] for name in names) for row in rows])
     note = f"{TAR} Each proposer at the longest lookahead, or with the largest tree, that all runs have of it."
     high = rows_high(len({row["label"] for row in rows}))
-    return [Figure("targets", _spread(rows), tar_chart(rows, sets, lines=2), table, note, high), *gaps]
+    return [Figure("targets", _spread(rows, targets), tar_chart(rows, sets, lines=2), table, note, high), *gaps]
 
 
 def _targets(runs: Runs) -> dict[str, str]:
     """Short names of each run's target; with the run's own where several have the same."""
     short = ends(run.target for run in runs.values())
-    found = {name: short[run.target] for name, run in runs.items()}
-    return {
-        name: target if list(found.values()).count(target) == 1 else f"{target} ({name})"
-        for name, target in found.items()
-    }
+    of_run = [short[run.target] for run in runs.values()]
+    found = [
+        target if of_run.count(target) == 1 else f"{target} ({name})" for name, target in zip(runs, of_run, strict=True)
+    ]
+    return dict(zip(runs, numbered([cut(one) for one in found]), strict=True))
 
 
 def _common(entries: Sequence[Entry]) -> int:
@@ -153,14 +130,14 @@ def _cells(one: Entry, size: int) -> list[dict[str, Any]]:
     return [tar_cell(one, name, size) for name in one.sets]
 
 
-def _spread(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Of the first proposer that has most targets."""
-    of_name: dict[str, dict[str, list[float]]] = {}
+def _spread(rows: Values, targets: Mapping[str, str]) -> str:
+    """Of the first proposer, which is in most runs."""
+    first, found = rows[0]["name"], dict[str, list[float]]()
     for row in rows:
-        of_name.setdefault(row["name"], {}).setdefault(row["target"], []).append(row["tar"])
-    name, found = max(of_name.items(), key=lambda one: len(one[1]))
+        if row["name"] == first:
+            found.setdefault(targets[row["run"]], []).append(row["tar"])
     said = ", ".join(f"{_from_to(tars)} with {target}" for target, tars in found.items())
-    return f"Tokens an iteration of {name}, by prompt set: {said}."
+    return f"Tokens an iteration of {first}, by prompt set: {said}."
 
 
 def _from_to(tars: Sequence[float]) -> str:

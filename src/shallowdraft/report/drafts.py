@@ -1,7 +1,7 @@
 """Which draft: throughput against TAR, TAR by prompt set, accuracy against TAR."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -13,6 +13,7 @@ from shallowdraft.report.figures import (
     Figure,
     Gap,
     Table,
+    Values,
     chosen,
     coloured,
     data,
@@ -106,7 +107,7 @@ def tar_by_set(run: Run) -> Figure | Gap:
     return Figure("sets", _easiest(rows, run.sets), tar_chart(rows, run.sets), table, TAR, rows_high(len(found)))
 
 
-def tar_chart(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], lines: int = 1) -> alt.TopLevelMixin:
+def tar_chart(rows: Values, sets: Sequence[str], lines: int = 1) -> alt.TopLevelMixin:
     """Labels of so many lines down, prompt sets across; each cell has its TAR."""
     low, high = min(row["tar"] for row in rows), max(row["tar"] for row in rows)
     angle = -30 if len(sets) > UPRIGHT else 0

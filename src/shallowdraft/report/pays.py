@@ -1,5 +1,6 @@
 """Does it pay: speed-ups, predicted and measured."""
 
+from collections.abc import Sequence
 from itertools import chain
 from statistics import median
 from typing import Any
@@ -14,6 +15,7 @@ from shallowdraft.report.figures import (
     Figure,
     Gap,
     Table,
+    Values,
     chosen,
     data,
     marked,
@@ -32,25 +34,7 @@ def speed_ups(run: Run) -> Figure | Gap:
         return Gap("speed-ups", UNFINISHED)
     rows = list(chain.from_iterable(_bars(one) for one in run.predicted))
     order = [one.label for one in run.predicted]
-    base = alt.Chart(data(rows)).encode(
-        y=alt.Y("label:N", sort=order, title=None),
-        yOffset=alt.YOffset("kind:N", sort=[PREDICTED, MEASURED]),
-        color=chosen((PREDICTED, MEASURED)),
-    )
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(
-        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
-        shape=marked((PREDICTED, MEASURED)),
-        tooltip=[
-            alt.Tooltip("name:N", title="proposer"),
-            alt.Tooltip("kind:N", title="how known"),
-            alt.Tooltip("where:N", title="size"),
-            alt.Tooltip("speed_up:Q", title="speed-up", format=".3f"),
-            alt.Tooltip("low:Q", title="95 % from", format=".3f"),
-            alt.Tooltip("high:Q", title="95 % to", format=".3f"),
-        ],
-    )
-    intervals = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=NEAR), x2="high:Q")
-    even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x="even:Q")
+    chart = speed_up_chart(rows, order, (PREDICTED, MEASURED), "how known")
     columns = (
         "proposer", "size", "predicted speed-up", "from", "to", "measured speed-up", "from", "to", "tokens/s",
     )  # fmt: skip
@@ -59,7 +43,31 @@ def speed_ups(run: Run) -> Figure | Gap:
         "Bars are 95 % intervals over prompts. The dashed line is plain decoding; what lies left of it does not pay. "
         "Only the best few are run live."
     )
-    return Figure("speed-up", _fastest(run), alt.layer(even, intervals, points), table, note, rows_high(len(order)))
+    return Figure("speed-up", _fastest(run), chart, table, note, rows_high(len(order)))
+
+
+def speed_up_chart(rows: Values, order: Sequence[str], kinds: Sequence[str], what: str) -> alt.TopLevelMixin:
+    """Labels down, each with its kinds; a tooltip says what a kind is."""
+    base = alt.Chart(data(rows)).encode(
+        y=alt.Y("label:N", sort=list(order), title=None),
+        yOffset=alt.YOffset("kind:N", sort=list(kinds)),
+        color=chosen(kinds),
+    )
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(
+        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
+        shape=marked(kinds),
+        tooltip=[
+            alt.Tooltip("name:N", title="proposer"),
+            alt.Tooltip("kind:N", title=what),
+            alt.Tooltip("where:N", title="size"),
+            alt.Tooltip("speed_up:Q", title="speed-up", format=".3f"),
+            alt.Tooltip("low:Q", title="95 % from", format=".3f"),
+            alt.Tooltip("high:Q", title="95 % to", format=".3f"),
+        ],
+    )
+    intervals = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=NEAR), x2="high:Q")
+    even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x="even:Q")
+    return alt.layer(even, intervals, points)
 
 
 def _bars(one: Entry) -> list[dict[str, object]]:

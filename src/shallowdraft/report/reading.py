@@ -51,7 +51,12 @@ def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
 
 
 def _read(path: Path, kind: str) -> Records | None:
-    return Records.read(path, kind) if path.is_file() and path.stat().st_size else None
+    """None where there is no file, or a run was killed before its first line was whole."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        begun = file.readline().endswith(b"\n")
+    return Records.read(path, kind) if begun else None
 
 
 def _latest(file: Records | None, *names: str) -> list[Record]:

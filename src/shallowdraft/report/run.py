@@ -172,7 +172,12 @@ def label(named: Sequence[tuple[str, str, str]]) -> list[str]:
     short = {"model": "", "tree": "tree "}
     drafts = ends([draft for kind, draft, _ in named if kind in short])
     found = [cut(short[kind] + drafts[draft] if kind in short else name) for kind, draft, name in named]
-    return found if len(set(found)) == len(found) else [f"{at} {one}" for at, one in enumerate(found, 1)]
+    return numbered(found)
+
+
+def numbered(names: list[str]) -> list[str]:
+    """With numbers before them where they are not told apart."""
+    return names if len(set(names)) == len(names) else [f"{at} {one}" for at, one in enumerate(names, 1)]
 
 
 def ends(paths: Iterable[str]) -> dict[str, str]:
