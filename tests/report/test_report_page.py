@@ -176,6 +176,20 @@ def test_which_runs_is_said(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPa
     assert said in capsys.readouterr().err
 
 
+def test_what_was_measured_and_what_was_not_are_told_apart(tmp_path: Path):
+    """The winner, run live, is slower than others were predicted to be."""
+    folder = make_run(tmp_path / "run", 5)
+    study = json.loads((folder / "study.json").read_text())
+    for row in study["rows"]:
+        row["live"] = row["live"] and row["live"] | {"speed_up": 1.1, "interval": [1.0, 1.2]}
+    (folder / "study.json").write_text(json.dumps(study))
+    found = {figure.id: figure.finding for figure in make([read_run(folder)]).figures}
+    assert found["speed-up"].endswith(
+        "(95 %: 1.00 to 1.20); draft-1, not run live, may be faster: 1.42 times, predicted."
+    )
+    assert found["throughput"].startswith("The highest TAR is not the fastest: draft-4 has 2.14 and gives 220 tokens")
+
+
 def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
     """Extra TAR and parity latency by its formulas; the last proposer's tokens are hardly ever accepted."""
     folder = make_run(tmp_path / "run", 20)

@@ -13,6 +13,7 @@ from shallowdraft.report.figures import (
     Table,
     Values,
     rows_high,
+    shown,
 )
 from shallowdraft.report.pays import speed_up_chart
 from shallowdraft.report.run import Entry, Run, cut, ends, label, numbered
@@ -79,7 +80,7 @@ def _row(found: Sequence[tuple[Run, Entry | None]]) -> tuple[Cell, ...]:
 def _finding(runs: Runs) -> str:
     def said(name: str) -> str:
         run, one = runs[name], runs[name].predicted[0]
-        speed = f"{one.speed_up:.2f} times, {run.tokens_per_s(one):.0f} tokens a second"
+        speed = f"{one.speed_up:.2f} times, {shown(run.tokens_per_s(one))} tokens a second"
         return f"{name}: {one.label} {one.best.where}, {speed}"
 
     if len(runs) == 2:
@@ -94,8 +95,8 @@ def tar_across(runs: Runs) -> list[Figure | Gap]:
     gaps = [Gap(f"TAR of {name}", NO_REPLAYS) for name, found in known.items() if not found]
     targets, labels = _targets(runs), _labels(known.values())
     rows = [
-        cell | {"label": f"{shown}\nwith {targets[name]}", "run": name, "target": runs[name].target}
-        for key, shown in sorted(labels.items(), key=lambda one: -sum(one[0] in found for found in known.values()))
+        cell | {"label": f"{short}\nwith {targets[name]}", "run": name, "target": runs[name].target}
+        for key, short in sorted(labels.items(), key=lambda one: -sum(one[0] in found for found in known.values()))
         for name, found in known.items()
         if key in found
         for cell in _cells(found[key], _common([its[key] for its in known.values() if key in its]))

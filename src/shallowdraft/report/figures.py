@@ -187,6 +187,11 @@ def rows_high(count: int) -> int:
     return max(70, 34 * count)
 
 
+def whole(numbers: Iterable[int]) -> alt.Axis:
+    """An axis with ticks at these alone."""
+    return alt.Axis(values=sorted(set(numbers)), labelOverlap="parity")
+
+
 def percent(share: float) -> str:
     """With a space that does not break."""
     return f"{share:.0%}".replace("%", "\N{NO-BREAK SPACE}%")

@@ -21,6 +21,7 @@ from shallowdraft.report.figures import (
     ordinal,
     percent,
     series_of,
+    whole,
 )
 from shallowdraft.report.run import Entry, Run
 
@@ -33,8 +34,8 @@ def speed_by_lookahead(run: Run) -> Figure | Gap:
     if not found:
         return Gap("speed-up at every lookahead", NO_CURVES if run.verdict else UNFINISHED)
     series = series_of(found)
-    rows = [row | {"series": series[one.label]} for one in found for row in _curve(one)]
-    x = alt.X("size:Q", title=SIZE, axis=alt.Axis(tickMinStep=1))
+    rows: list[dict[str, Any]] = [row | {"series": series[one.label]} for one in found for row in _curve(one)]
+    x = alt.X("size:Q", title=SIZE, axis=whole(row["size"] for row in rows))
     colour = coloured(series, lines=True)
     base = alt.Chart(data(rows[::-1])).encode(x=x, color=colour, opacity=faded(), detail="label:N")
     lines = base.mark_line().encode(
@@ -106,7 +107,7 @@ def acceptance_by_position(run: Run) -> Figure | Gap:
         for position, share in enumerate(one.acceptance_by_position, 1)
     ]
     base = alt.Chart(data(rows[::-1])).encode(
-        x=alt.X("position:Q", title="place in the proposal", axis=alt.Axis(tickMinStep=1)),
+        x=alt.X("position:Q", title="place in the proposal", axis=whole(row["position"] for row in rows)),
         y=alt.Y("share:Q", title="iterations that keep it", axis=alt.Axis(format="%")),
         color=coloured(series, lines=True),
         opacity=faded(),

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from shallowdraft.report import behind, drafts, lookaheads, pays, reasons, wishes
 from shallowdraft.report.comparison import named, side_by_side, tar_across
-from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section
+from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section, shown
 from shallowdraft.report.inside import SOURCES, Generation, generations
 from shallowdraft.report.run import Entry, Run
 from shallowdraft.report.what_if import what_if
@@ -98,7 +98,7 @@ def facts_of(run: Run) -> dict[str, str]:
         found["fastest"] = f"{first.label} {first.best.where}"
         found["speed-up"] = _speed_up(first)
     if run.plain_tokens_per_s:
-        found["plain decoding"] = f"{run.plain_tokens_per_s:.0f} tokens a second"
+        found["plain decoding"] = f"{shown(run.plain_tokens_per_s)} tokens a second"
     found["outputs"] = _outputs(run)
     threads = f", threads: {about['threads']}" if about.get("threads") else ""
     found["hardware"] = f"{about.get('device', 'unknown: nothing was timed')}{threads}"

@@ -92,6 +92,9 @@ def _fastest(run: Run) -> str:
     losing = sum(one.speed_up < 1 for one in run.predicted)
     verb = "is" if losing == 1 else "are"
     rest = f"; {losing} of {len(run.predicted)} {verb} slower than plain decoding" if losing else ""
+    ahead = max(run.predicted, key=lambda one: one.speed_up)
+    if ahead.speed_up > first.speed_up:
+        rest += f"; {ahead.label}, not run live, may be faster: {ahead.speed_up:.2f} times, predicted"
     return f"{said}(95 %: {low:.2f} to {high:.2f}){rest}."
 
 

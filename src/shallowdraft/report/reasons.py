@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high
+from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high, whole
 from shallowdraft.report.run import Entry, Run, Step
 
 ROOM = 1.2  # for numbers behind bars
@@ -119,7 +119,7 @@ def latency_of_shapes(run: Run) -> Figure | Gap:
         for one in sorted(run.steps, key=lambda one: (one.d_model, one.layers))
     ]
     base = alt.Chart(data(rows)).encode(
-        x=alt.X("layers:Q", title="layers", axis=alt.Axis(tickMinStep=1)),
+        x=alt.X("layers:Q", title="layers", axis=whole(one.layers for one in run.steps)),
         y=alt.Y("ms:Q", title="ms a draft step"),
         color=alt.Color("width:O", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(title="width", columns=4)),
     )
