@@ -1,6 +1,7 @@
 """Runs side by side, and TAR across their targets."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from shallowdraft.report.drafts import TAR, tar_cell, tar_chart
@@ -18,6 +19,7 @@ from shallowdraft.report.figures import (
 from shallowdraft.report.pays import speed_up_chart
 from shallowdraft.report.run import Entry, Run, cut, ends, label, numbered
 
+FEW = 3  # targets that a finding can name
 ROW = 17  # pixels of a run at a proposer
 Runs = Mapping[str, Run]
 """By name."""
@@ -27,8 +29,8 @@ Key = tuple[str, str]
 
 def named(runs: Sequence[Run]) -> dict[str, Run]:
     """By as much of their folders as tells them apart."""
-    folders = [str(run.folder.resolve()) for run in runs]
-    return dict(zip(ends(folders).values(), runs, strict=True))
+    short = ends(str(run.folder.resolve()) for run in runs).values()
+    return dict(zip(numbered([cut(one) for one in short]), runs, strict=True))
 
 
 def side_by_side(runs: Runs) -> list[Figure | Gap]:
@@ -132,12 +134,14 @@ def _cells(one: Entry, size: int) -> list[dict[str, Any]]:
 
 
 def _spread(rows: Values, targets: Mapping[str, str]) -> str:
-    """Of the first proposer, which is in most runs."""
+    """Of the first proposer, which is in most runs: the least and the most, and what is between if that is little."""
     first, found = rows[0]["name"], dict[str, list[float]]()
     for row in rows:
         if row["name"] == first:
             found.setdefault(targets[row["run"]], []).append(row["tar"])
-    said = ", ".join(f"{_from_to(tars)} with {target}" for target, tars in found.items())
+    ranked = sorted(found, key=lambda target: fmean(found[target]))
+    chosen = ranked if len(found) <= FEW else [ranked[0], ranked[-1]]
+    said = ", ".join(f"{_from_to(found[target])} with {target}" for target in chosen)
     return f"Tokens an iteration of {first}, by prompt set: {said}."
 
 

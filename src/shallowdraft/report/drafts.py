@@ -28,6 +28,7 @@ from shallowdraft.report.run import Entry, Run
 TAR = "TAR is the tokens gained an iteration: accepted draft tokens and one of the target's."
 UPRIGHT = 3  # names of sets that fit beside each other
 MANY = 6  # sets whose numbers fit beside each other on a phone
+LIMIT = 190  # pixels of a label
 HALF_LINE = 7  # pixels of a label
 DARK = 0.7  # of the range of colours: from there on numbers are white
 
@@ -114,7 +115,7 @@ def tar_chart(rows: Values, sets: Sequence[str], lines: int = 1) -> alt.TopLevel
     low, high = min(row["tar"] for row in rows), max(row["tar"] for row in rows)
     angle = -30 if len(sets) > UPRIGHT else 0
     order = list(dict.fromkeys(row["label"] for row in rows))
-    labels = alt.Axis(labelExpr="split(datum.label, '\\n')", labelOffset=-HALF_LINE * (lines - 1))
+    labels = alt.Axis(labelExpr="split(datum.label, '\\n')", labelOffset=-HALF_LINE * (lines - 1), labelLimit=LIMIT)
     base = alt.Chart(data(rows)).encode(
         x=alt.X("set:N", sort=list(sets), title="prompt set", axis=alt.Axis(labelAngle=angle, labelLimit=100)),
         y=alt.Y("label:N", sort=order, title=None, axis=labels),

@@ -189,7 +189,7 @@ def rows_high(count: int) -> int:
 
 def whole(numbers: Iterable[int]) -> alt.Axis:
     """An axis with ticks at these alone."""
-    return alt.Axis(values=sorted(set(numbers)), labelOverlap="parity")
+    return alt.Axis(values=sorted(set(numbers)), format="d", labelOverlap="parity")
 
 
 def percent(share: float) -> str:

@@ -9,6 +9,7 @@ import altair as alt
 from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high, whole
 from shallowdraft.report.run import Entry, Run, Step
 
+SEEN = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 0.85]))  # on white and on black
 ROOM = 1.2  # for numbers behind bars
 CHANGES = ("speed-up", "loss", "gain")
 PARTS = {"drafting": "draft_s", "verifying": "target_s", "the rest": "rest_s"}
@@ -121,7 +122,7 @@ def latency_of_shapes(run: Run) -> Figure | Gap:
     base = alt.Chart(data(rows)).encode(
         x=alt.X("layers:Q", title="layers", axis=whole(one.layers for one in run.steps)),
         y=alt.Y("ms:Q", title="ms a draft step"),
-        color=alt.Color("width:O", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(title="width", columns=4)),
+        color=alt.Color("width:O", scale=SEEN, legend=alt.Legend(title="width", columns=4)),
     )
     tooltip = [alt.Tooltip("shape:N"), alt.Tooltip("ms:Q", format=".4f")]
     chart = alt.layer(base.mark_line(), base.mark_point(filled=True, size=60, opacity=1).encode(tooltip=tooltip))
