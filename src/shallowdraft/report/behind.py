@@ -8,7 +8,7 @@ import altair as alt
 
 from shallowdraft import cost
 from shallowdraft.cost import Iteration
-from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, marked, rows_high
+from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, marked, rows_high, stacked
 from shallowdraft.report.run import Entry, Run
 
 HAS, EXTRA, BEYOND = "TAR it has", "extra TAR", "extra, out of reach"
@@ -66,22 +66,14 @@ def extra_tar(run: Run) -> Figure | Gap:
         return Gap("extra TAR", ALONE if run.predicted else UNFINISHED)
     found = lags(run.predicted)
     rows = [row for lag in found for row in _stretches(lag)]
-    chart = (
-        alt.Chart(data(rows))
-        .mark_bar()
-        .encode(
-            x=alt.X("tar:Q", title="TAR: tokens an iteration", stack="zero"),
-            y=alt.Y("label:N", sort=[lag.one.label for lag in found], title=None),
-            color=chosen(_kinds(rows, (HAS, EXTRA, BEYOND))),
-            order="order:Q",
-            tooltip=[
-                alt.Tooltip("name:N", title="proposer"),
-                alt.Tooltip("where:N", title="size"),
-                alt.Tooltip("kind:N", title="part"),
-                alt.Tooltip("tar:Q", title="TAR", format=".2f"),
-            ],
-        )
-    )
+    tooltip = [
+        alt.Tooltip("name:N", title="proposer"),
+        alt.Tooltip("where:N", title="size"),
+        alt.Tooltip("kind:N", title="part"),
+        alt.Tooltip("tar:Q", title="TAR", format=".2f"),
+    ]
+    x = alt.X("tar:Q", title="TAR: tokens an iteration", stack="zero")
+    chart = stacked(rows, x, _kinds(rows, (HAS, EXTRA, BEYOND)), tooltip)
     columns = ("proposer", "size", "TAR", "extra TAR", "TAR with it", "highest TAR there can be")
     table = Table(
         columns,

@@ -182,6 +182,12 @@ def _cycled(names: Sequence[str], styles: Sequence[str]) -> alt.Scale:
     return alt.Scale(domain=list(names), range=[styles[at % len(styles)] for at in range(len(names))])
 
 
+def stacked(rows: Values, x: alt.X, kinds: Sequence[str], tooltip: list[alt.Tooltip]) -> Any:
+    """Bars of kinds, one behind the other as `order` says; labels as they come."""
+    y = alt.Y("label:N", sort=list(dict.fromkeys(row["label"] for row in rows)), title=None)
+    return alt.Chart(data(rows)).mark_bar().encode(x=x, y=y, color=chosen(kinds), order="order:Q", tooltip=tooltip)
+
+
 def rows_high(count: int) -> int:
     """The height of a chart with so many rows."""
     return max(70, 34 * count)

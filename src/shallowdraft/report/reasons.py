@@ -6,7 +6,19 @@ from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high, whole
+from shallowdraft.report.figures import (
+    INK,
+    UNFINISHED,
+    Figure,
+    Gap,
+    Table,
+    chosen,
+    data,
+    percent,
+    rows_high,
+    stacked,
+    whole,
+)
 from shallowdraft.report.run import Entry, Run, Step
 
 SEEN = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 0.85]))  # on white and on black
@@ -21,23 +33,14 @@ def time_split(run: Run) -> Figure | Gap:
     if not found:
         return Gap("time of an iteration by part", UNFINISHED)
     rows = [row for one in found for row in _parts(one)]
-    chart = (
-        alt.Chart(data(rows))
-        .mark_bar()
-        .encode(
-            x=alt.X("ms:Q", title="ms an iteration", stack="zero"),
-            y=alt.Y("label:N", sort=[one.label for one in found], title=None),
-            color=chosen(list(PARTS)),
-            order="order:Q",
-            tooltip=[
-                alt.Tooltip("name:N", title="proposer"),
-                alt.Tooltip("where:N", title="size"),
-                alt.Tooltip("kind:N", title="part"),
-                alt.Tooltip("ms:Q", format=".3f"),
-                alt.Tooltip("share:Q", title="of the iteration", format=".0%"),
-            ],
-        )
-    )
+    tooltip = [
+        alt.Tooltip("name:N", title="proposer"),
+        alt.Tooltip("where:N", title="size"),
+        alt.Tooltip("kind:N", title="part"),
+        alt.Tooltip("ms:Q", format=".3f"),
+        alt.Tooltip("share:Q", title="of the iteration", format=".0%"),
+    ]
+    chart = stacked(rows, alt.X("ms:Q", title="ms an iteration", stack="zero"), list(PARTS), tooltip)
     first = _parts(found[0])
     said = ", ".join(f"{row['kind']} {percent(row['share'])}" for row in first)
     table = Table(

@@ -140,7 +140,7 @@ class Run:
     plain_tokens_per_s: float | None = None
     failed: dict[str, str] = field(default_factory=dict)
     outputs: list[bool | None] = field(default_factory=list)
-    """Of live runs: True where it is plain decoding's, None but for a tie of rounding."""
+    """Of live runs: True where it is plain decoding's, None where it is but for a tie of rounding."""
     texts: list[Text] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     accuracy: Accuracy | None = None
