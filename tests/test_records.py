@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shallowdraft.errors import RecordError
-from shallowdraft.records import Records
+from shallowdraft.records import Records, write_whole
 
 
 def test_a_half_written_line_is_dropped_and_the_rest_kept(tmp_path: Path):
@@ -61,3 +61,14 @@ def test_another_run_does_not_mix(tmp_path: Path):
     with pytest.raises(RecordError, match="no such file"):
         Records.read(tmp_path / "g", "thing")
     assert json.loads(before.splitlines()[0])["about"] == {"target": "a", "n": 1}
+
+
+def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path: Path):
+    path = tmp_path / "page.html"
+    write_whole(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "new \ud800")
+    assert path.read_text() == "old"
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]

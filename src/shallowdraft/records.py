@@ -90,6 +90,13 @@ def _key(record: Record, names: Iterable[str]) -> str:
     return json.dumps([record.get(name) for name in names])
 
 
+def write_whole(path: Path, text: str) -> None:
+    """At once: whoever is killed meanwhile leaves the file that was there."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
 def provenance(**more: Any) -> Record:
     """Command, commit, versions, machine, time."""
     return {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.records import Record, Records
-from shallowdraft.report.run import FILES
+from shallowdraft.report.reading import FILES
 
 TARGET = "made/target"
 
@@ -21,18 +21,19 @@ def make_run(
     prompts: int = 6,
     prompt: str = "Once upon a time",
     name: str = "made/draft",
+    target: str = TARGET,
     shapes: bool = False,
 ) -> Path:
     """Of so many drafts, each a little slower and a little better than the one before; the best three live."""
     folder.mkdir(parents=True)
     names = [f"{name}-{number}" for number in range(drafts)]
-    _write(folder, "trace", {"target": TARGET}, [{"set": sets[0], "id": "0", "sample": 0, "output": [1, 2]}])
-    _write(folder, "replays", {"target": TARGET}, [_replay(n, at, sets, lookaheads) for at, n in enumerate(names)])
-    machine = {"target": TARGET, "shape": "20x256/4h/688", "dtype": "float32", "device": "a processor", "threads": 2}
+    _write(folder, "trace", {"target": target}, [{"set": sets[0], "id": "0", "sample": 0, "output": [1, 2]}])
+    _write(folder, "replays", {"target": target}, [_replay(n, at, sets, lookaheads) for at, n in enumerate(names)])
+    machine = {"target": target, "shape": "20x256/4h/688", "dtype": "float32", "device": "a processor", "threads": 2}
     _write(folder, "profile", machine, [_sample(names[0], 1)] + (_timed_shapes() if shapes else []))
     _write(folder, "live", machine, [_live(names[0], number) for number in range(prompts)])
     inside = [_inside(one, number, prompt) for one in names[:2] for number in range(prompts)]
-    _write(folder, "inside", {"target": TARGET}, inside)
+    _write(folder, "inside", {"target": target}, inside)
     rows = sorted(
         (_row(one, at, lookaheads) for at, one in enumerate(names)), key=lambda row: -row["predicted_speed_up"]
     )

@@ -31,7 +31,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of one draft with a hostile prompt, and of twenty with everything."""
+    """Of two drafts with a hostile prompt, of twenty with everything, of several runs."""
     folder = tmp_path_factory.mktemp("reports")
     evil = "document.title = 'owned'"
     image = f'<img src=x onerror="{evil}">'
@@ -41,8 +41,15 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (many / "accuracy.json").write_text(json.dumps(ACCURACY))
     for run in (one, many):
         assert main(["report", str(run)]) == 0
+    other = make_run(folder / "other", 3, sets=sets[:2], target="made/other")
     assert main(["report", str(one), str(many)]) == 0
-    return {"one": one / "report.html", "many": many / "report.html", "two": one / "comparison.html"}
+    assert main(["report", str(other), str(one), str(many)]) == 0
+    return {
+        "one": one / "report.html",
+        "many": many / "report.html",
+        "two": one / "comparison.html",
+        "three": other / "comparison.html",
+    }
 
 
 @pytest.fixture
@@ -75,11 +82,16 @@ def drawn(page: Any) -> set[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["one", "many", "two"])
+@pytest.mark.parametrize("name", ["one", "many", "two", "three"])
 @pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (1100, "dark"), (390, "light")])
 def test_every_chart_is_drawn_and_nothing_is_wider_than_the_page(visit, reports, name: str, width: int, scheme: str):
     page = visit(reports[name], width, scheme)
-    expected = {"one": CHARTS, "many": CHARTS | {"latency", "accuracy"}, "two": {"comparison"}}
+    expected = {
+        "one": CHARTS,
+        "many": CHARTS | {"latency", "accuracy"},
+        "two": {"comparison"},
+        "three": {"comparison", "targets"},
+    }
     assert drawn(page) == expected[name]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ready_ms = page.evaluate("performance.now()")

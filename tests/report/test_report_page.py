@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vl_convert
@@ -11,14 +13,19 @@ from made_run import make_run
 
 from shallowdraft.cli import main
 from shallowdraft.commands.study import Study
+from shallowdraft.errors import RecordError
+from shallowdraft.report.behind import lags
 from shallowdraft.report.figures import Table, shown
 from shallowdraft.report.files import markdown
 from shallowdraft.report.page import make, render
-from shallowdraft.report.run import label, read_run
+from shallowdraft.report.reading import read_run
+from shallowdraft.report.run import label
 
 CHARTS = {
-    "speed-up", "prediction", "throughput", "sets", "lookahead", "position", "time", "waterfall", "required", "what-if",
+    "speed-up", "prediction", "throughput", "sets", "lookahead", "position", "time", "waterfall", "required", "extra",
+    "parity", "what-if",
 }  # fmt: skip
+OF_SEVERAL_DRAFTS = {"extra", "parity"}
 ACCURACY = {
     "drafts": [
         {
@@ -42,11 +49,12 @@ def drawn(folder: Path) -> set[str]:
 
 def test_a_run_with_one_draft(tmp_path: Path):
     run = make_run(tmp_path / "run")
-    assert drawn(run) == CHARTS
+    assert drawn(run) == CHARTS - OF_SEVERAL_DRAFTS
     html = render(make([read_run(run)]))
+    assert "There is one proposer, so that none has to catch up" in html
     assert "Speculation pays: draft-0 at lookahead 2 is 1.38x as fast" in html
     assert "identical to plain decoding in all 6 live runs" in html
-    assert "No accuracy was measured; run shallowdraft accuracy" in html
+    assert "No accuracy was measured; run <code>shallowdraft accuracy --draft made/draft-0" in html
     assert "No shapes were timed" in html
     assert "a processor, threads: 2" in html
     assert "http://" not in html.split("<script>")[0]
@@ -68,9 +76,13 @@ def test_twenty_drafts_on_six_sets_at_twelve_lookaheads_are_no_large_file(tmp_pa
     [
         (["replays"], {"sets", "position"}, "No replays were kept"),
         (["live"], set(), "not compared: nothing was run live"),
-        (["inside"], set(), "No generation can be looked into"),
+        (["inside"], set(), "Missing: texts token by token."),
         (["profile", "live"], set(), "unknown: nothing was timed"),
-        (["study"], CHARTS - {"sets", "position"}, "The study has not ended; run the same study command again"),
+        (
+            ["study"],
+            CHARTS - {"sets", "position"},
+            "Missing: speed-ups, predicted against measured.</b> The study has not",
+        ),
         (["study", "replays", "profile", "live", "inside"], CHARTS, "The study has not ended"),
     ],
 )
@@ -101,6 +113,7 @@ def test_a_run_that_was_killed_while_it_wrote(tmp_path: Path):
     with (run / "live.jsonl").open("a") as file:
         file.write('{"set": "zo')
     (run / "inside.jsonl").write_text("")
+    (run / "profile.jsonl").write_text('{"kind": "pro')
     assert "The study has not ended" in render(make([read_run(run)]))
 
 
@@ -121,10 +134,82 @@ def test_two_runs(tmp_path: Path, capsys):
     assert main(["report", str(first), str(second), "--out", str(tmp_path / "both.html")]) == 0
     assert "both.html" in capsys.readouterr().out
     html = (tmp_path / "both.html").read_text()
-    assert "The best of A: run: draft-1 at lookahead 2" in html
+    assert "The best of one/run: draft-1 at lookahead 2" in html
+    assert "TAR across targets" not in html
     assert html.count("Speculation pays: draft") == 2
     (second / "study.json").unlink()
     assert "The study has not ended" in render(make([read_run(first), read_run(second)]))
+
+
+def test_runs_of_several_targets(tmp_path: Path):
+    """Proposers that share an end of their path are told apart; a run without an end, or without replays, is named."""
+    first = make_run(tmp_path / "one", 2, sets=("zoo", "arena"), lookaheads=6)
+    second = make_run(tmp_path / "two", 3, sets=("zoo", "arena"), lookaheads=4, target="made/other")
+    third = make_run(tmp_path / "three", 1, name="elsewhere/draft", target="made/other")
+    page = make([read_run(folder) for folder in (first, second, third)])
+    compared, across = page.figures
+    assert compared.table.columns[1:4] == ("speed-up, one", "speed-up, two", "speed-up, three")
+    assert [row[0] for row in compared.table.rows] == [
+        "made/draft-1", "made/draft-0", "made/draft-2", "elsewhere/draft-0",
+    ]  # fmt: skip
+    assert across.table.columns == ("proposer", "run", "target", "prompt set", "size", "TAR", "from", "to")
+    rows = {(row[0], row[2], row[3]): row[4:6] for row in across.table.rows if row[1] != "three"}
+    assert rows["made/draft-0", "made/target", "zoo"] == rows["made/draft-0", "made/other", "zoo"] == (4, 1.9375)
+    assert rows["made/draft-0", "made/other", "arena"][1] == pytest.approx(0.97 * 1.9375)
+    assert ("elsewhere/draft-0", "three", "made/other") in {row[:3] for row in across.table.rows}
+    assert across.finding.endswith("draft-1, by prompt set: 2.11 to 2.17 with target, 2.11 to 2.17 with other (two).")
+    for figure in page.figures:
+        vl_convert.vegalite_to_vega(figure.spec())
+    (second / "study.json").unlink()
+    (third / "replays.jsonl").unlink()
+    html = render(make([read_run(folder) for folder in (first, second, third)]))
+    assert "Missing: speed-ups of two.</b> The study has not ended" in html
+    assert "Missing: TAR of three.</b> No replays were kept" in html
+    assert "The best of one:" in html
+
+
+@pytest.mark.parametrize(("folders", "said"), [([], "no run is named"), (["run", "run/../run"], "named twice")])
+def test_which_runs_is_said(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, folders: list[str], said: str):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run")
+    assert main(["report", *folders]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_was_measured_and_what_was_not_are_told_apart(tmp_path: Path):
+    """The winner, run live, is slower than others were predicted to be."""
+    folder = make_run(tmp_path / "run", 5)
+    study = json.loads((folder / "study.json").read_text())
+    for row in study["rows"]:
+        row["live"] = row["live"] and row["live"] | {"speed_up": 1.1, "interval": [1.0, 1.2]}
+    (folder / "study.json").write_text(json.dumps(study))
+    found = {figure.id: figure.finding for figure in make([read_run(folder)]).figures}
+    assert found["speed-up"].endswith(
+        "(95 %: 1.00 to 1.20); draft-1, not run live, may be faster: 1.42 times, predicted."
+    )
+    assert found["throughput"].startswith("The highest TAR is not the fastest: draft-4 has 2.14 and gives 220 tokens")
+
+
+def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
+    """Extra TAR and parity latency by its formulas; the last proposer's tokens are hardly ever accepted."""
+    folder = make_run(tmp_path / "run", 20)
+    study = json.loads((folder / "study.json").read_text())
+    study["rows"][-1]["tar"] = 1.05
+    (folder / "study.json").write_text(json.dumps(study))
+    run = read_run(folder)
+    winner = run.predicted[0].best
+    ways = zip(run.predicted[1:], lags(run.predicted)[1:], strict=True)
+    for one, lag in ways:
+        verify_s = one.best.iteration.target_s + one.best.iteration.rest_s
+        per_token_s = winner.iteration.total_s / winner.tar
+        assert lag.extra_tar == pytest.approx((verify_s + one.best.iteration.draft_s) / per_token_s - one.best.tar)
+        assert lag.parity_s == pytest.approx(one.best.tar * per_token_s - verify_s)
+    figures = {figure.id: figure for figure in make([run]).figures}
+    assert figures["extra"].finding.startswith("To be as fast as draft-3, draft-4 needs 0.01 tokens")
+    assert figures["parity"].finding == (
+        "To be as fast as draft-3, draft-4 must draft an iteration in 1.74 ms instead of 1.76; "
+        "1 of 19 others cannot be, even if drafting took no time."
+    )
 
 
 @pytest.mark.parametrize("breakage", ["nowhere", "empty", "broken", "lacking", "list", "accuracy"])
@@ -151,7 +236,7 @@ def test_bad_input_says_what_to_do_in_one_line(tmp_path: Path, capsys, breakage:
 
 
 def test_figures_are_written_for_papers(tmp_path: Path):
-    run, folder = make_run(tmp_path / "run"), tmp_path / "figures"
+    run, folder = make_run(tmp_path / "run", 2), tmp_path / "figures"
     assert main(["report", str(run), "--figures", str(folder)]) == 0
     assert (run / "report.html").is_file()
     assert {file.name for file in folder.iterdir()} == {
@@ -167,6 +252,7 @@ def test_no_model_is_loaded(tmp_path: Path):
 import sys
 from shallowdraft.cli import main
 from shallowdraft.commands.study import Study
+from shallowdraft.errors import RecordError
 assert main(["report", {str(run)!r}]) == 0
 assert "torch" not in sys.modules
 """
@@ -202,3 +288,33 @@ def test_tables():
         "–", "a", "1,234", "1,234", "12.3", "1.23", "0.0123",
     ]  # fmt: skip
     assert markdown(Table(("a|b", "c"), [(1, 2.0)])) == "| a\\|b | c |\n| --- | --- |\n| 1 | 2.00 |\n"
+
+
+@pytest.mark.slow
+def test_whatever_field_is_missing_the_page_is_made_or_it_is_said(tmp_path: Path):
+    """Every field of every kind of record, one at a time."""
+    run = make_run(tmp_path / "run", 2, shapes=True)
+    (run / "accuracy.json").write_text(json.dumps(ACCURACY))
+    said = 0
+    for file in sorted(run.iterdir()):
+        whole = file.read_text()
+        lines = whole.splitlines() if file.suffix == ".jsonl" else [whole]
+        for at, line in enumerate(lines[:2]):
+            for lacking in lacking_one(json.loads(line)):
+                file.write_text("\n".join([*lines[:at], json.dumps(lacking), *lines[at + 1 :], ""]))
+                try:
+                    make([read_run(run)])
+                except RecordError:
+                    said += 1
+        file.write_text(whole)
+    assert said > 20
+
+
+def lacking_one(value: Any) -> Iterator[Any]:
+    """An object without each of its fields, and so for those within, of lists the first."""
+    if isinstance(value, dict):
+        for name in value:
+            yield {other: its for other, its in value.items() if other != name}
+            yield from ({**value, name: inner} for inner in lacking_one(value[name]))
+    elif isinstance(value, list) and value:
+        yield from ([inner, *value[1:]] for inner in lacking_one(value[0]))

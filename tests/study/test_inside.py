@@ -11,7 +11,7 @@ from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency, law
 from shallowdraft.records import Records
 from shallowdraft.replay import traces
-from shallowdraft.report.run import FILES, RANDOM
+from shallowdraft.report.reading import FILES, RANDOM
 from shallowdraft.shapes import parse
 from shallowdraft.study import live
 from shallowdraft.study.inside import KIND, sources

@@ -18,21 +18,23 @@ class Report(Command):
     """Make one HTML page of a study: does it pay, which draft, which lookahead, why, what would be better.
 
     It is made from the run's records alone, opens anywhere without a network, and can be made again at any time, also
-    while a study is unfinished. Two runs are compared.
+    while a study is unfinished. Several runs are compared; where their targets differ, TAR across targets is shown.
     Example: shallowdraft report run --figures figures
     """
 
-    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
-    """Folder of a study."""
-    other: Annotated[Positional[str | None], arg(metavar="RUN_B")] = None
-    """Another one to compare it with."""
+    run_folders: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]")]
+    """Folder of a study; several to compare them."""
     out: Name = None
-    """File to write. Default: report.html in RUN, comparison.html for two."""
+    """File to write. Default: report.html in RUN; of several runs, comparison.html in the first."""
     figures: Name = None
     """Folder for every chart as SVG and PNG and every table as CSV and Markdown."""
 
     def run(self) -> int:
-        folders = [Path(one) for one in (self.run_folder, self.other) if one is not None]
+        folders = [Path(one) for one in self.run_folders]
+        if not folders:
+            raise OptionError("no run is named; name the folder that was given to study --out")
+        if len({folder.resolve() for folder in folders}) < len(folders):
+            raise OptionError("a run is named twice; name each once")
         out = Path(self.out) if self.out else folders[0] / (FILE if len(folders) == 1 else "comparison.html")
         print(f"the report is in {write_report(folders, out, self.figures)}")
         if self.figures:
@@ -47,11 +49,12 @@ def write_report(folders: list[Path], out: Path, figures: str | None = None) -> 
         from shallowdraft.report.page import make, render
     except ImportError as error:
         raise OptionError(MISSING) from error
-    from shallowdraft.report.run import read_run
+    from shallowdraft.records import write_whole
+    from shallowdraft.report.reading import read_run
 
     page = make([read_run(folder) for folder in folders])
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(page), encoding="utf-8")
+    write_whole(out, render(page))
     if figures:
         write_figures(page.figures, Path(figures))
     return out

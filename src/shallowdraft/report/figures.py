@@ -1,7 +1,7 @@
 """Figures: a finding, a chart, the numbers behind it; or a sentence that says what is missing."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import altair as alt
@@ -75,10 +75,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gap:
-    """What is missing, and what to do about it."""
+    """What is missing, why, and what to do about it."""
 
-    id: str
+    what: str
     sentence: str
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,18 @@ class Section:
     @property
     def figures(self) -> list[Figure]:
         return [one for one in self.parts if isinstance(one, Figure)]
+
+    @property
+    def shown(self) -> list[Figure | Gap]:
+        """What is missing for the same reason is said at once, where the first of it would stand."""
+        found: dict[str, Figure | Gap] = {}
+        for part in self.parts:
+            key = part.id if isinstance(part, Figure) else f"{part.sentence} {part.command}"
+            before = found.get(key)
+            if isinstance(part, Gap) and isinstance(before, Gap):
+                part = replace(part, what=f"{before.what}, {part.what}")
+            found[key] = part
+        return list(found.values())
 
 
 def shown(cell: Cell) -> str:
@@ -155,9 +168,24 @@ def faded() -> Any:
 
 
 def chosen(names: Sequence[str]) -> alt.Color:
-    """Colours of a few things that are no proposers."""
-    scale = alt.Scale(domain=list(names), range=list(COLOURS[: len(names)]))
-    return alt.Color("kind:N", scale=scale, title=None, legend=legend(names))
+    """Colours of things that are no proposers."""
+    return alt.Color("kind:N", scale=_cycled(names, COLOURS), title=None, legend=legend(names))
+
+
+def marked(names: Sequence[str]) -> alt.Shape:
+    """Shapes of the same things; where colours begin again, shapes are others."""
+    moved = [one for at in range(len(SHAPES)) for one in (*SHAPES[at:], *SHAPES[:at])]
+    return alt.Shape("kind:N", scale=_cycled(names, moved), title=None, legend=legend(names))
+
+
+def _cycled(names: Sequence[str], styles: Sequence[str]) -> alt.Scale:
+    return alt.Scale(domain=list(names), range=[styles[at % len(styles)] for at in range(len(names))])
+
+
+def stacked(rows: Values, x: alt.X, kinds: Sequence[str], tooltip: list[alt.Tooltip]) -> Any:
+    """Bars of kinds, one behind the other as `order` says; labels as they come."""
+    y = alt.Y("label:N", sort=list(dict.fromkeys(row["label"] for row in rows)), title=None)
+    return alt.Chart(data(rows)).mark_bar().encode(x=x, y=y, color=chosen(kinds), order="order:Q", tooltip=tooltip)
 
 
 def rows_high(count: int) -> int:
@@ -165,8 +193,14 @@ def rows_high(count: int) -> int:
     return max(70, 34 * count)
 
 
+def whole(numbers: Iterable[int]) -> alt.Axis:
+    """An axis with ticks at these alone."""
+    return alt.Axis(values=sorted(set(numbers)), format="d", labelOverlap="parity")
+
+
 def percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %")
+    """With a space that does not break."""
+    return f"{share:.0%}".replace("%", "\N{NO-BREAK SPACE}%")
 
 
 def ordinal(number: int) -> str:

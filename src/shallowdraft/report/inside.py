@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-from shallowdraft.records import Record
 from shallowdraft.report.figures import Gap
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.run import Entry, Run, Text
 
-ENDS = 3  # prompts of each kind
 SOURCES = {
     "accepted": "accepted draft token",
     "correction": "the target's correction",
@@ -51,36 +49,33 @@ class Generation:
 def generations(run: Run) -> list[Generation] | Gap:
     """Prompts of most and of least tokens an iteration."""
     ways = {(one.drafter, one.draft, one.best.lookahead): one for one in run.predicted}
-    known = [row for row in run.inside if (row["drafter"], row["draft"], row["lookahead"]) in ways]
+    known = [text for text in run.texts if text.way in ways]
     if not known:
-        return Gap("inside", "No generation can be looked into; run the same study command again, it reuses the rest.")
-
-    def entry(row: Record) -> Entry:
-        return ways[row["drafter"], row["draft"], row["lookahead"]]
-
-    winner = min((entry(row) for row in known), key=run.entries.index)
-    ordered = sorted((row for row in known if entry(row) is winner), key=lambda row: -row["tar"])
-    best, worst = ordered[:ENDS], ordered[ENDS:][-ENDS:][::-1]
+        return Gap("texts token by token", "None was kept; run the same study command again, it reuses the rest.")
+    winner = min((text.way for text in known), key=list(ways).index)
+    ordered = sorted((text for text in known if text.way == winner), key=lambda text: -text.tar)
+    middle = (len(ordered) + 1) // 2  # a study keeps both ends
+    best, worst = ordered[:middle], ordered[middle:][::-1]
     return [
         Generation(
             kind,
-            first["set"],
-            first["id"],
-            first["prompt"],
-            [_reading(entry(row), row) for row in [first, *(row for row in known if _beside(row, first))]],
+            first.set,
+            first.id,
+            first.prompt,
+            [_reading(ways[text.way], text) for text in [first, *(text for text in known if _beside(text, first))]],
         )
-        for kind, rows in (("best", best), ("worst", worst))
-        for first in rows
+        for kind, texts in (("best", best), ("worst", worst))
+        for first in texts
     ]
 
 
-def _beside(row: Record, first: Record) -> bool:
+def _beside(text: Text, first: Text) -> bool:
     """Whether it is another proposer on the same prompt."""
-    return row is not first and all(row[name] == first[name] for name in ("set", "id", "sample"))
+    return text is not first and (text.set, text.id, text.sample) == (first.set, first.id, first.sample)
 
 
-def _reading(entry: Entry, row: Record) -> Reading:
-    return Reading(entry.label, entry.best.where, row["tar"], [_token(*one) for one in row["tokens"]])
+def _reading(entry: Entry, text: Text) -> Reading:
+    return Reading(entry.label, entry.best.where, text.tar, [_token(*one) for one in text.tokens])
 
 
 def _token(text: str, source: str, replaced: str | None) -> Token:

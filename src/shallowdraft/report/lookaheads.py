@@ -21,6 +21,7 @@ from shallowdraft.report.figures import (
     ordinal,
     percent,
     series_of,
+    whole,
 )
 from shallowdraft.report.run import Entry, Run
 
@@ -31,10 +32,10 @@ def speed_by_lookahead(run: Run) -> Figure | Gap:
     """Curves with the optimum marked."""
     found = [one for one in run.predicted if one.curve]
     if not found:
-        return Gap("lookahead", NO_CURVES if run.verdict else UNFINISHED)
+        return Gap("speed-up at every lookahead", NO_CURVES if run.verdict else UNFINISHED)
     series = series_of(found)
-    rows = [row | {"series": series[one.label]} for one in found for row in _curve(one)]
-    x = alt.X("size:Q", title=SIZE, axis=alt.Axis(tickMinStep=1))
+    rows: list[dict[str, Any]] = [row | {"series": series[one.label]} for one in found for row in _curve(one)]
+    x = alt.X("size:Q", title=SIZE, axis=whole(row["size"] for row in rows))
     colour = coloured(series, lines=True)
     base = alt.Chart(data(rows[::-1])).encode(x=x, color=colour, opacity=faded(), detail="label:N")
     lines = base.mark_line().encode(
@@ -73,8 +74,8 @@ def _curve(one: Entry) -> list[dict[str, Any]]:
             "name": one.name,
             "size": point.size,
             "tar": point.tar,
-            "low": one.tar_interval(point.size)[0],
-            "high": one.tar_interval(point.size)[1],
+            "low": one.tars.bounds(point.size)[0],
+            "high": one.tars.bounds(point.size)[1],
             "draft_ms": 1e3 * point.iteration.draft_s,
             "verify_ms": 1e3 * point.iteration.target_s,
             "rest_ms": 1e3 * point.iteration.rest_s,
@@ -96,17 +97,17 @@ def _plateau(one: Entry) -> str:
 
 def acceptance_by_position(run: Run) -> Figure | Gap:
     """Share of iterations that keep at least so many draft tokens."""
-    found = [one for one in run.entries if one.replay.get("acceptance_by_position")]
+    found = [one for one in run.entries if one.acceptance_by_position]
     if not found:
-        return Gap("position", NO_REPLAYS)
+        return Gap("acceptance by position", NO_REPLAYS)
     series = series_of(found)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"label": one.label, "name": one.name, "series": series[one.label], "position": position, "share": share}
         for one in found
-        for position, share in enumerate(one.replay["acceptance_by_position"], 1)
+        for position, share in enumerate(one.acceptance_by_position, 1)
     ]
     base = alt.Chart(data(rows[::-1])).encode(
-        x=alt.X("position:Q", title="place in the proposal", axis=alt.Axis(tickMinStep=1)),
+        x=alt.X("position:Q", title="place in the proposal", axis=whole(row["position"] for row in rows)),
         y=alt.Y("share:Q", title="iterations that keep it", axis=alt.Axis(format="%")),
         color=coloured(series, lines=True),
         opacity=faded(),
@@ -127,7 +128,7 @@ def acceptance_by_position(run: Run) -> Figure | Gap:
 
 
 def _decay(one: Entry) -> str:
-    shares = one.replay["acceptance_by_position"]
+    shares = one.acceptance_by_position
     said = f"The first draft token of {one.label} is kept in {percent(shares[0])} of iterations"
     if len(shares) == 1:
         return said + "."

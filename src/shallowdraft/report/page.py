@@ -11,9 +11,9 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shallowdraft.report import drafts, lookaheads, pays, reasons, wishes
-from shallowdraft.report.comparison import compare, run_names
-from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section
+from shallowdraft.report import behind, drafts, lookaheads, pays, reasons, wishes
+from shallowdraft.report.comparison import named, side_by_side, tar_across
+from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section, shown
 from shallowdraft.report.inside import SOURCES, Generation, generations
 from shallowdraft.report.run import Entry, Run
 from shallowdraft.report.what_if import what_if
@@ -52,7 +52,11 @@ def page_of(run: Run) -> Page:
             [lookaheads.speed_by_lookahead(run), lookaheads.acceptance_by_position(run)],
         ),
         Section("why", "Why?", [reasons.time_split(run), reasons.waterfall(run), reasons.latency_of_shapes(run)]),
-        Section("better", "What would be better?", [wishes.required_tar(run), what_if(run)]),
+        Section(
+            "better",
+            "What would be better?",
+            [wishes.required_tar(run), behind.extra_tar(run), behind.parity(run), what_if(run)],
+        ),
     ]
     return Page(
         f"Speculation for {run.target}",
@@ -64,16 +68,17 @@ def page_of(run: Run) -> Page:
     )
 
 
-def page_of_two(first: Run, second: Run) -> Page:
-    names, compared = run_names(first, second), compare(first, second)
+def page_of_several(found: Sequence[Run]) -> Page:
+    runs = named(found)
+    sections = [Section("comparison-section", "Side by side", side_by_side(runs))]
+    if len({run.target for run in found}) > 1:
+        sections.append(Section("targets-section", "TAR across targets and prompt sets", tar_across(runs)))
+    first = sections[0].parts[0]
     return Page(
-        f"{names[0]} and {names[1]}",
-        compared.finding if isinstance(compared, Figure) else compared.sentence,
-        [
-            (name, {"verdict": verdict_of(run)} | facts_of(run))
-            for name, run in zip(names, (first, second), strict=True)
-        ],
-        [Section("comparison-section", "Side by side", [compared])],
+        ", ".join(runs),
+        first.finding if isinstance(first, Figure) else first.sentence,
+        [(name, {"verdict": verdict_of(run)} | facts_of(run)) for name, run in runs.items()],
+        sections,
     )
 
 
@@ -93,7 +98,7 @@ def facts_of(run: Run) -> dict[str, str]:
         found["fastest"] = f"{first.label} {first.best.where}"
         found["speed-up"] = _speed_up(first)
     if run.plain_tokens_per_s:
-        found["plain decoding"] = f"{run.plain_tokens_per_s:.0f} tokens a second"
+        found["plain decoding"] = f"{shown(run.plain_tokens_per_s)} tokens a second"
     found["outputs"] = _outputs(run)
     threads = f", threads: {about['threads']}" if about.get("threads") else ""
     found["hardware"] = f"{about.get('device', 'unknown: nothing was timed')}{threads}"
@@ -107,13 +112,12 @@ def _speed_up(first: Entry) -> str:
 
 
 def _outputs(run: Run) -> str:
-    if not run.live:
+    if not run.outputs:
         return "not compared: nothing was run live"
-    wrong = sum(not row["tie"] for row in run.live)
-    ties = sum(row["tie"] and row["differs"] is not None for row in run.live)
+    wrong, ties = run.outputs.count(False), run.outputs.count(None)
     if wrong:
-        return f"{wrong} of {len(run.live)} differ from plain decoding, see live.jsonl"
-    same = f"identical to plain decoding in all {len(run.live)} live runs"
+        return f"{wrong} of {len(run.outputs)} differ from plain decoding, see live.jsonl"
+    same = f"identical to plain decoding in all {len(run.outputs)} live runs"
     return same if not ties else f"{same}, but for ties of rounding in {ties}"
 
 
@@ -148,5 +152,5 @@ def _script(content: dict[str, Any]) -> Markup:
 
 
 def make(runs: Sequence[Run]) -> Page:
-    """Of one run, or of two that are compared."""
-    return page_of(runs[0]) if len(runs) == 1 else page_of_two(runs[0], runs[1])
+    """Of one run, or of several that are compared."""
+    return page_of(runs[0]) if len(runs) == 1 else page_of_several(runs)

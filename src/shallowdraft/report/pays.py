@@ -1,5 +1,6 @@
 """Does it pay: speed-ups, predicted and measured."""
 
+from collections.abc import Sequence
 from itertools import chain
 from statistics import median
 from typing import Any
@@ -14,9 +15,10 @@ from shallowdraft.report.figures import (
     Figure,
     Gap,
     Table,
+    Values,
     chosen,
     data,
-    legend,
+    marked,
     percent,
     rows_high,
 )
@@ -29,29 +31,10 @@ NO_LIVE = "Nothing was run live, so that no speed-up was measured; run the study
 def speed_ups(run: Run) -> Figure | Gap:
     """Every proposer at its best, with intervals."""
     if not run.predicted:
-        return Gap("speed-up", UNFINISHED)
+        return Gap("speed-ups", UNFINISHED)
     rows = list(chain.from_iterable(_bars(one) for one in run.predicted))
     order = [one.label for one in run.predicted]
-    base = alt.Chart(data(rows)).encode(
-        y=alt.Y("label:N", sort=order, title=None),
-        yOffset=alt.YOffset("kind:N", sort=[PREDICTED, MEASURED]),
-        color=chosen((PREDICTED, MEASURED)),
-    )
-    marks = alt.Scale(domain=[PREDICTED, MEASURED], range=["circle", "diamond"])
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(
-        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
-        shape=alt.Shape("kind:N", title=None, scale=marks, legend=legend((PREDICTED, MEASURED))),
-        tooltip=[
-            alt.Tooltip("name:N", title="proposer"),
-            alt.Tooltip("kind:N", title="how known"),
-            alt.Tooltip("where:N", title="size"),
-            alt.Tooltip("speed_up:Q", title="speed-up", format=".3f"),
-            alt.Tooltip("low:Q", title="95 % from", format=".3f"),
-            alt.Tooltip("high:Q", title="95 % to", format=".3f"),
-        ],
-    )
-    intervals = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=NEAR), x2="high:Q")
-    even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x="even:Q")
+    chart = speed_up_chart(rows, order, (PREDICTED, MEASURED), "how known")
     columns = (
         "proposer", "size", "predicted speed-up", "from", "to", "measured speed-up", "from", "to", "tokens/s",
     )  # fmt: skip
@@ -60,7 +43,31 @@ def speed_ups(run: Run) -> Figure | Gap:
         "Bars are 95 % intervals over prompts. The dashed line is plain decoding; what lies left of it does not pay. "
         "Only the best few are run live."
     )
-    return Figure("speed-up", _fastest(run), alt.layer(even, intervals, points), table, note, rows_high(len(order)))
+    return Figure("speed-up", _fastest(run), chart, table, note, rows_high(len(order)))
+
+
+def speed_up_chart(rows: Values, order: Sequence[str], kinds: Sequence[str], what: str) -> alt.TopLevelMixin:
+    """Labels down, each with its kinds; a tooltip says what a kind is."""
+    base = alt.Chart(data(rows)).encode(
+        y=alt.Y("label:N", sort=list(order), title=None),
+        yOffset=alt.YOffset("kind:N", sort=list(kinds)),
+        color=chosen(kinds),
+    )
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(
+        x=alt.X("speed_up:Q", title="speed-up over plain decoding", scale=NEAR),
+        shape=marked(kinds),
+        tooltip=[
+            alt.Tooltip("name:N", title="proposer"),
+            alt.Tooltip("kind:N", title=what),
+            alt.Tooltip("where:N", title="size"),
+            alt.Tooltip("speed_up:Q", title="speed-up", format=".3f"),
+            alt.Tooltip("low:Q", title="95 % from", format=".3f"),
+            alt.Tooltip("high:Q", title="95 % to", format=".3f"),
+        ],
+    )
+    intervals = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=NEAR), x2="high:Q")
+    even = alt.Chart(data([{"even": 1}])).mark_rule(strokeDash=[4, 4], color=INK).encode(x="even:Q")
+    return alt.layer(even, intervals, points)
 
 
 def _bars(one: Entry) -> list[dict[str, object]]:
@@ -68,13 +75,13 @@ def _bars(one: Entry) -> list[dict[str, object]]:
     low, high = one.interval
     found = [about | {"kind": PREDICTED, "speed_up": one.best.speed_up, "low": low, "high": high}]
     if one.live:
-        low, high = one.live["interval"]
-        found.append(about | {"kind": MEASURED, "speed_up": one.live["speed_up"], "low": low, "high": high})
+        low, high = one.live.interval
+        found.append(about | {"kind": MEASURED, "speed_up": one.live.speed_up, "low": low, "high": high})
     return found
 
 
 def _row(one: Entry, run: Run) -> tuple[str | float | None, ...]:
-    live = (one.live["speed_up"], *one.live["interval"]) if one.live else (None, None, None)
+    live = (one.live.speed_up, *one.live.interval) if one.live else (None, None, None)
     return (one.name, one.best.where, one.best.speed_up, *one.interval, *live, run.tokens_per_s(one))
 
 
@@ -85,13 +92,16 @@ def _fastest(run: Run) -> str:
     losing = sum(one.speed_up < 1 for one in run.predicted)
     verb = "is" if losing == 1 else "are"
     rest = f"; {losing} of {len(run.predicted)} {verb} slower than plain decoding" if losing else ""
+    ahead = max(run.predicted, key=lambda one: one.speed_up)
+    if ahead.speed_up > first.speed_up:
+        rest += f"; {ahead.label}, not run live, may be faster: {ahead.speed_up:.2f} times, predicted"
     return f"{said}(95 %: {low:.2f} to {high:.2f}){rest}."
 
 
 def predicted_against_measured(run: Run) -> Figure | Gap:
     """The paper's Figure 12."""
     if not run.measured:
-        return Gap("prediction", NO_LIVE if run.verdict else UNFINISHED)
+        return Gap("predicted against measured", NO_LIVE if run.verdict else UNFINISHED)
     rows = [_both(one) for one in run.measured]
     errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]
     ends = [
@@ -116,10 +126,10 @@ def predicted_against_measured(run: Run) -> Figure | Gap:
     diagonal = same.encode(x=alt.X("both:Q", scale=NEAR), y=alt.Y("both:Q", scale=NEAR))
     many = f"in the median over {len(rows)} proposers, {percent(max(errors))} at most"
     finding = f"Predictions were {percent(median(errors))} off{'' if len(rows) == 1 else ' ' + many}."
-    columns = ("proposer", "measured speed-up", "predicted speed-up", "error")
+    columns = ("proposer", "measured speed-up", "predicted speed-up", "error %")
     table = Table(
         columns,
-        [(row["name"], row["measured"], row["predicted"], percent(e)) for row, e in zip(rows, errors, strict=True)],
+        [(row["name"], row["measured"], row["predicted"], 100 * e) for row, e in zip(rows, errors, strict=True)],
     )
     note = "On the dashed line both are the same. Bars are 95 % intervals over prompts."
     return Figure("prediction", finding, alt.layer(diagonal, across, up, points), table, note)
@@ -127,6 +137,6 @@ def predicted_against_measured(run: Run) -> Figure | Gap:
 
 def _both(one: Entry) -> dict[str, Any]:
     assert one.live
-    (low, high), (live_low, live_high) = one.interval, one.live["interval"]
-    known = {"name": one.name, "measured": one.live["speed_up"], "predicted": one.best.speed_up}
+    (low, high), (live_low, live_high) = one.interval, one.live.interval
+    known = {"name": one.name, "measured": one.live.speed_up, "predicted": one.best.speed_up}
     return known | {"low": low, "high": high, "live_low": live_low, "live_high": live_high}

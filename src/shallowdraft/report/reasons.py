@@ -1,13 +1,27 @@
 """Why: where the time of an iteration goes, what it takes of the ideal speed-up, what depth and width cost."""
 
+import shlex
 from itertools import accumulate, pairwise
 from typing import Any
 
 import altair as alt
 
-from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, percent, rows_high
+from shallowdraft.report.figures import (
+    INK,
+    UNFINISHED,
+    Figure,
+    Gap,
+    Table,
+    chosen,
+    data,
+    percent,
+    rows_high,
+    stacked,
+    whole,
+)
 from shallowdraft.report.run import Entry, Run, Step
 
+SEEN = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 0.85]))  # on white and on black
 ROOM = 1.2  # for numbers behind bars
 CHANGES = ("speed-up", "loss", "gain")
 PARTS = {"drafting": "draft_s", "verifying": "target_s", "the rest": "rest_s"}
@@ -17,30 +31,21 @@ def time_split(run: Run) -> Figure | Gap:
     """The paper's Figure 3."""
     found = run.predicted
     if not found:
-        return Gap("time", UNFINISHED)
+        return Gap("time of an iteration by part", UNFINISHED)
     rows = [row for one in found for row in _parts(one)]
-    chart = (
-        alt.Chart(data(rows))
-        .mark_bar()
-        .encode(
-            x=alt.X("ms:Q", title="ms an iteration", stack="zero"),
-            y=alt.Y("label:N", sort=[one.label for one in found], title=None),
-            color=chosen(list(PARTS)),
-            order="order:Q",
-            tooltip=[
-                alt.Tooltip("name:N", title="proposer"),
-                alt.Tooltip("where:N", title="size"),
-                alt.Tooltip("kind:N", title="part"),
-                alt.Tooltip("ms:Q", format=".3f"),
-                alt.Tooltip("share:Q", title="of the iteration", format=".0%"),
-            ],
-        )
-    )
+    tooltip = [
+        alt.Tooltip("name:N", title="proposer"),
+        alt.Tooltip("where:N", title="size"),
+        alt.Tooltip("kind:N", title="part"),
+        alt.Tooltip("ms:Q", format=".3f"),
+        alt.Tooltip("share:Q", title="of the iteration", format=".0%"),
+    ]
+    chart = stacked(rows, alt.X("ms:Q", title="ms an iteration", stack="zero"), list(PARTS), tooltip)
     first = _parts(found[0])
     said = ", ".join(f"{row['kind']} {percent(row['share'])}" for row in first)
     table = Table(
-        ("proposer", "size", "part", "ms", "share"),
-        [(row["name"], row["where"], row["kind"], row["ms"], percent(row["share"])) for row in rows],
+        ("proposer", "size", "part", "ms", "share %"),
+        [(row["name"], row["where"], row["kind"], row["ms"], 100 * row["share"]) for row in rows],
     )
     finding = f"Of an iteration with {found[0].label}: {said}."
     return Figure(
@@ -72,7 +77,7 @@ def _parts(one: Entry) -> list[dict[str, Any]]:
 def waterfall(run: Run) -> Figure | Gap:
     """From the ideal speed-up of the winner, its TAR, to the actual one."""
     if not run.predicted:
-        return Gap("waterfall", UNFINISHED)
+        return Gap("from the ideal speed-up to the actual one", UNFINISHED)
     first = run.predicted[0]
     fall = first.best.waterfall
     verifying = "longer verification" if fall.verifying >= 0 else "faster verification"
@@ -110,20 +115,21 @@ def _whole(step: str, speed_up: float) -> dict[str, Any]:
 def latency_of_shapes(run: Run) -> Figure | Gap:
     """The paper's Figure 4."""
     if not run.steps:
-        command = f"shallowdraft profile --target {run.target} --shapes auto --out {run.folder}/profile.jsonl"
-        return Gap("latency", f"No shapes were timed, so that depth and width cannot be told apart; run {command}")
+        sentence = "No shapes were timed, so that depth and width cannot be told apart; run"
+        options = ("--target", run.target, "--shapes", "auto", "--out", f"{run.folder}/profile.jsonl")
+        return Gap("latency against depth and width", sentence, shlex.join(("shallowdraft", "profile", *options)))
     rows: list[dict[str, Any]] = [
         {"shape": one.shape, "layers": one.layers, "width": one.d_model, "ms": 1e3 * one.step_s}
         for one in sorted(run.steps, key=lambda one: (one.d_model, one.layers))
     ]
     base = alt.Chart(data(rows)).encode(
-        x=alt.X("layers:Q", title="layers", axis=alt.Axis(tickMinStep=1)),
+        x=alt.X("layers:Q", title="layers", axis=whole(one.layers for one in run.steps)),
         y=alt.Y("ms:Q", title="ms a draft step"),
-        color=alt.Color("width:O", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(title="width", columns=4)),
+        color=alt.Color("width:O", scale=SEEN, legend=alt.Legend(title="width", columns=4)),
     )
     tooltip = [alt.Tooltip("shape:N"), alt.Tooltip("ms:Q", format=".4f")]
     chart = alt.layer(base.mark_line(), base.mark_point(filled=True, size=60, opacity=1).encode(tooltip=tooltip))
-    table = Table(("shape", "layers", "ms a draft step"), [(row["shape"], row["layers"], row["ms"]) for row in rows])
+    table = Table(("shape", "layers", "width", "ms a draft step"), [tuple(row.values()) for row in rows])
     note = "Drafts with random weights: their speed is that of trained ones of the same shape."
     return Figure("latency", _depth(run.steps), chart, table, note)
 

@@ -25,6 +25,7 @@ from shallowdraft.report.figures import (
     data,
     faded,
     series_of,
+    whole,
 )
 from shallowdraft.report.run import Entry, Run
 
@@ -60,7 +61,7 @@ def params(sizes: Sequence[int]) -> list[alt.Parameter]:
 def what_if(run: Run) -> Figure | Gap:
     found = [one for one in run.predicted if one.curve]
     if not found:
-        return Gap("what-if", NO_CURVES if run.verdict else UNFINISHED)
+        return Gap("what if", NO_CURVES if run.verdict else UNFINISHED)
     series = series_of(found)
     rows: list[dict[str, Any]] = [
         {
@@ -76,10 +77,11 @@ def what_if(run: Run) -> Figure | Gap:
         for one in found
         for point in one.curve
     ]
+    sizes = sorted({row["size"] for row in rows})
     base = alt.Chart(data(rows))
     for name, expression in EXPRESSIONS.items():
         base = base.transform_calculate(**{name: expression})
-    x = alt.X("size:Q", title=SIZE, axis=alt.Axis(tickMinStep=1), scale=NEAR)
+    x = alt.X("size:Q", title=SIZE, axis=whole(sizes), scale=NEAR)
     y = alt.Y("tokens_per_s:Q", title="tokens a second", scale=NEAR)
     curves = base.mark_line(point=True).encode(
         x=x,
@@ -107,7 +109,6 @@ def what_if(run: Run) -> Figure | Gap:
     names = ("label", "size", "tar", "draft_s", "target_s", "rest_s", "plain_s")
     columns = ("proposer", "size", "TAR", "draft ms", "verify ms", "rest ms", "plain token ms")
     table = Table(columns, [tuple(1e3 * row[n] if n.endswith("_s") else row[n] for n in names) for row in rows])
-    sizes = sorted({row["size"] for row in rows})
     note = (
         "Move the sliders: the curves and the best choice, as predicted, follow. More bandwidth makes drafting, "
         "verifying and plain decoding faster alike; what else an iteration does stays as it is."
@@ -131,7 +132,7 @@ def _halved(one: Prediction) -> Prediction:
 
 def _said(base: alt.Chart, begin: str, y: int) -> Any:
     """The fastest of what is there, in words above the chart."""
-    number = "format(datum.tokens_per_s, '.0f') + ' tokens/s, ' + format(datum.speed_up, '.2f') + '×'"
+    number = "format(datum.tokens_per_s, ',.3~r') + ' tokens/s, ' + format(datum.speed_up, '.2f') + '×'"
     text = f"{begin} + datum.where + ': ' + {number} + '\\n' + datum.label"
     return (
         base.transform_window(rank="row_number()", sort=[alt.SortField("tokens_per_s", "descending")])

@@ -19,7 +19,7 @@ from shallowdraft.errors import OptionError, ShallowdraftError
 from shallowdraft.models.model import Model
 from shallowdraft.profiling.latency import Profile, about, measure, points, read_profile
 from shallowdraft.prompts import Prompt
-from shallowdraft.records import Record, Records
+from shallowdraft.records import Record, Records, write_whole
 from shallowdraft.replay.replays import Replay
 from shallowdraft.replay.traces import Output, Trace, read_trace, record
 from shallowdraft.study.cluster import Executor, Here
@@ -153,7 +153,7 @@ def study(
     rows = [row for row, _ in ranked]
     met = [row.live.plain_tokens_per_s for row in rows if row.live]
     result = Study(rows, median(met) if met else 1 / profile.plain_s(trace.mean_context), left_out)
-    _write(folder / "study.json", result.to_json())
+    write_whole(folder / "study.json", json.dumps(result.to_json(), indent=2) + "\n")
     return result
 
 
@@ -282,9 +282,3 @@ def spread(outputs: Sequence[Output], count: int) -> list[Output]:
     """So many of them, evenly over all sets."""
     step = max(1.0, len(outputs) / count)
     return [outputs[int(index * step)] for index in range(min(count, len(outputs)))]
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)

@@ -1,0 +1,161 @@
+"""Reading a run: whatever a study's folder holds, with a word about what is not as it should be."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from shallowdraft.cost import Iteration, Prediction
+from shallowdraft.errors import OptionError, RecordError
+from shallowdraft.records import Record, Records
+from shallowdraft.report.run import Accuracy, Entry, Live, Run, Score, Step, Tars, Text, label
+from shallowdraft.shapes import parse
+
+FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
+"""Names of files and kinds of records."""
+RANDOM = "random:"  # what the name of a draft begins with that was timed with random weights
+
+
+def read_run(folder: Path) -> Run:
+    if not folder.is_dir():
+        raise OptionError(f"{folder}: there is no such folder; name the one that was given to study --out")
+    files = {name: _read(folder / f"{name}.jsonl", kind) for name, kind in FILES.items()}
+    found = {name: file for name, file in files.items() if file}
+    study = _object(folder / "study.json")
+    if not found and study is None:
+        raise OptionError(f"{folder} holds no records of a study; make them with shallowdraft study --out {folder}")
+    try:
+        return _run(folder, found, study)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{folder}: its records lack {error}; run the study again, it reuses the others") from None
+
+
+def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
+    headers = [file.header for file in found.values()]
+    times = [header.get("provenance", {}).get("time", "") for header in headers]
+    texts = _latest(found.get("inside"), "set", "id", "sample", "drafter", "draft")
+    return Run(
+        folder,
+        {name: value for header in headers for name, value in header.get("about", {}).items()},
+        max(times, default="") or "unknown",
+        _entries(study, _latest(found.get("replays"), "drafter", "draft")),
+        verdict=study["verdict"] if study else None,
+        plain_tokens_per_s=study["plain_tokens_per_s"] if study else None,
+        failed=study.get("failed", {}) if study else {},
+        outputs=[None if row["tie"] and row["differs"] else row["tie"] for row in found.get("live", ())],
+        texts=[_text(row) for row in texts],
+        steps=_steps(found.get("profile", ())),
+        accuracy=_accuracy(folder / "accuracy.json"),
+    )
+
+
+def _read(path: Path, kind: str) -> Records | None:
+    """None where there is no file, or a run was killed before its first line was whole."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        begun = file.readline().endswith(b"\n")
+    return Records.read(path, kind) if begun else None
+
+
+def _latest(file: Records | None, *names: str) -> list[Record]:
+    return list(file.latest(*names).values()) if file else []
+
+
+def _object(path: Path) -> Record | None:
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise RecordError(f"{path}: not JSON; was it edited? run the command again that wrote it") from None
+    if not isinstance(found, dict):
+        raise RecordError(f"{path}: no JSON object; run the command again that wrote it")
+    return found
+
+
+def _accuracy(path: Path) -> Accuracy | None:
+    found = _object(path)
+    if found is None:
+        return None
+    try:
+        claims = found["claims"]
+        return Accuracy(
+            [_score(draft, *one) for draft in found["drafts"] for one in draft["sets"].items() if draft["tar"]],
+            {name: claim["of_accuracy"] for name, claim in claims.items()},
+            {name: claim["statement"] for name, claim in claims.items()},
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise RecordError(f"{path}: this is not what shallowdraft accuracy --json prints; write it again") from None
+
+
+def _score(draft: Record, task: str, score: Record) -> Score:
+    low, high = score["accuracy"]["interval"]
+    return Score(draft["name"], task, draft["tar"], score["accuracy"]["value"], (low, high), score["loss"])
+
+
+def _text(row: Record) -> Text:
+    tokens = [(text, source, replaced) for text, source, replaced in row["tokens"]]
+    way = (row["drafter"], row["draft"], row["lookahead"])
+    return Text(row["set"], row["id"], row["sample"], way, row["tar"], row["prompt"], tokens)
+
+
+def _entries(study: Record | None, replays: list[Record]) -> list[Entry]:
+    kept = {(row["drafter"], row["draft"]): row for row in replays}
+    rows = study["rows"] if study else replays
+    labels = label([(row["drafter"], row["draft"], row["name"]) for row in rows])
+    return [
+        _entry(row, shown, kept.get((row["drafter"], row["draft"]), {}), ended=study is not None)
+        for row, shown in zip(rows, labels, strict=True)
+    ]
+
+
+def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
+    named = Entry(
+        row["name"],
+        shown,
+        row["drafter"],
+        row["draft"],
+        row.get("shape", ""),
+        layers=replay.get("layers", 0),
+        parameters=replay.get("parameters", 0),
+        tars=_tars(replay),
+        sets={name: _tars(figures) for name, figures in replay.get("sets", {}).items() if figures.get("tar")},
+        acceptance_by_position=replay.get("acceptance_by_position", ()),
+    )
+    if not ended:
+        return named
+    times, live = Iteration(**row["iteration"]), row["live"]
+    low, high = row["predicted_interval"]
+    return replace(
+        named,
+        prediction=Prediction(
+            row["lookahead"], row["tar"], times, times.total_s / row["break_even_tar"], row.get("nodes", 0)
+        ),
+        interval=(low, high),
+        live=Live(live["speed_up"], tuple(live["interval"])) if live else None,
+        curve=[_prediction(one) for one in row.get("curve", ())],
+    )
+
+
+def _tars(figures: Record) -> Tars:
+    intervals = {int(size): (low, high) for size, (low, high) in figures.get("tar_interval", {}).items()}
+    return Tars({int(size): tar for size, tar in figures.get("tar", {}).items()}, intervals)
+
+
+def _prediction(one: Record) -> Prediction:
+    times = Iteration(one["draft_s"], one["target_s"], one["rest_s"])
+    return Prediction(one["lookahead"], one["tar"], times, one["plain_s"], one["nodes"])
+
+
+def _steps(profile: Iterable[Record]) -> list[Step]:
+    """Medians over all samples at the shortest context."""
+    rows = [row for row in profile if row["draft"].startswith(RANDOM) and row["batch"] == 1]
+    shortest = min((row["context"] for row in rows), default=0)
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        if row["context"] == shortest:
+            times.setdefault(row["draft"].removeprefix(RANDOM), []).append(row["draft_s"] / row["lookahead"])
+    shapes = {name: parse(name) for name in times}
+    return [Step(name, shapes[name].layers, shapes[name].d_model, median(times[name])) for name in times]
