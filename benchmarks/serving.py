@@ -24,6 +24,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
+import torch
 
 import shallowdraft as sd
 from shallowdraft.prompts import load_prompts
@@ -152,6 +153,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     given = parser.parse_args()
+    torch.set_num_threads(given.threads)
     asked = cases()
     options = f"--target {TARGET} --draft {DRAFT} --lookahead {LOOKAHEAD} --device cpu --port 0".split()
     sizes = ["--rows", str(given.rows), "--threads", str(given.threads)]

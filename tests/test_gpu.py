@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from conftest import noisy
 
 import shallowdraft as sd
+from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.divergence import explain, greedy_gaps
 from shallowdraft.decoding.drafters import ModelDrafter
 from shallowdraft.decoding.engine import Engine
+from shallowdraft.decoding.generation import Settings
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.kernels import gpu
 from shallowdraft.models.synthetic import make_pair, random_decoder
@@ -46,6 +48,24 @@ def test_greedy_is_lossless_under_the_rule(dtype: torch.dtype, lookahead: int, f
         found = explain(target, prompt, one.token_ids, two.token_ids)
         assert found is None or found.tie, str(found)
         assert greedy_gaps(target, prompt, two.token_ids).max() <= 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "beside drawn rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_requests_that_join_a_batch_are_lossless_under_the_rule(dtype: torch.dtype, temperature: float):
+    target, draft = on_gpu(dtype)
+    batch, rows = Batch(target, draft, 4, 390, 4), []
+    for prompt in PROMPTS:
+        rows.append(batch.join(prompt, Settings(max_new_tokens=60)))
+        drawn = batch.join(prompt, Settings(max_new_tokens=9, temperature=temperature))
+        for _ in range(6):
+            batch.step()
+        batch.leave([drawn])
+    while batch.rows:
+        batch.step()
+    for prompt, row in zip(PROMPTS, rows, strict=True):
+        assert len(row.tokens) == 60
+        assert greedy_gaps(target, prompt, row.tokens).max() <= 1
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

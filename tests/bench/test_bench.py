@@ -21,6 +21,7 @@ import shallowdraft as sd
 from shallowdraft.bench.endpoint import Counters, Endpoint, parse_counters
 from shallowdraft.bench.load import KIND, summarise
 from shallowdraft.cli import main
+from shallowdraft.commands.bench import _without_key
 from shallowdraft.errors import RecordError, ServerError
 from shallowdraft.records import Records
 
@@ -159,6 +160,8 @@ def test_what_fails_is_counted_and_asked_again(served, tmp_path: Path, capsys):
     assert main(arguments(url, prompts(tmp_path, "Once", "well", "now"), out, "--json")) == 0
     (level,) = json.loads(capsys.readouterr().out)["levels"]
     assert (level["requests"], level["failed"]) == (3, 0)
+    assert main(arguments(url, prompts(tmp_path, "please fail"), out, "--concurrency", "2")) == 2
+    assert "nothing was answered at 2 at once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -206,6 +209,13 @@ def test_counters_of_vllm_and_sglang():
     positions = f'{PREFIX}accepted_tokens_per_pos_total{{engine="0",position="1"}} 4\n{PREFIX}drafts_total 20\n'
     assert parse_counters(positions).since(first)["accepted_by_position"] == {"1": 4}
     assert parse_counters('sglang:spec_accept_length{tp_rank="0"} 2.5\n').tar == 2.5
+
+
+@pytest.mark.parametrize("given", [["--api-key", KEY], ["--api_key", KEY], [f"--api-key={KEY}"], [f"--api_key={KEY}"]])
+def test_no_spelling_of_the_key_is_kept(given: list[str]):
+    kept = _without_key(["shallowdraft", "bench", *given, "--chat"])
+    assert KEY not in " ".join(kept)
+    assert kept[-1] == "--chat"
 
 
 def test_a_file_without_answers(tmp_path: Path):

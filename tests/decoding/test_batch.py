@@ -12,14 +12,14 @@ from shallowdraft.models.cache import KVCache
 
 LOOKAHEAD = 3
 REQUESTS = [
-    ("Once upon a time", {"max_new_tokens": 24}),
+    ("Once upon a time", {"max_new_tokens": 14}),
     ("The river", {"max_new_tokens": 9, "temperature": 1.0, "seed": 7}),
-    ("A list of three things: one", {"max_new_tokens": 30, "temperature": 0.7, "top_k": 20, "seed": 1}),
-    ("He said", {"max_new_tokens": 40, "temperature": 1.3, "top_p": 0.8, "seed": 2, "stop": ["the", "."]}),
-    ("A long prompt. " * 30, {"max_new_tokens": 12}),
+    ("A list of three things: one", {"max_new_tokens": 16, "temperature": 0.7, "top_k": 20, "seed": 1}),
+    ("He said", {"max_new_tokens": 25, "temperature": 1.3, "top_p": 0.8, "seed": 2, "stop": ["the", "."]}),
+    ("A long prompt. " * 20, {"max_new_tokens": 6}),
     ("In the beginning", {"max_new_tokens": 1, "temperature": 1.0}),
     ("She", {"max_new_tokens": 17, "stop": [" and"]}),
-    ("The river", {"max_new_tokens": 20, "temperature": 1.0, "seed": 7}),
+    ("The river", {"max_new_tokens": 11, "temperature": 1.0, "seed": 7}),
 ]
 
 
@@ -60,19 +60,11 @@ def nothing_moved(self, row, *_):
     """A row keeps what whoever stood in its place has left."""
 
 
-def wrong_noise(parts, right=Noise.of):
-    """Rows draw from the stream of their neighbour."""
-    return right(parts[1:] + parts[:1])
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "wrong"),
-    [(KVCache, "put", nothing_moved), (Noise, "put", nothing_moved), (Noise, "of", wrong_noise)],
-)
-def test_a_row_that_is_moved_without_its_own_is_noticed(models, monkeypatch, owner, name: str, wrong):
+@pytest.mark.parametrize("owner", [KVCache, Noise])
+def test_a_row_that_is_moved_without_its_own_is_noticed(models, monkeypatch, owner):
     target, draft = models
     right = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
-    monkeypatch.setattr(owner, name, wrong)
+    monkeypatch.setattr(owner, "put", nothing_moved)
     moved = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
     assert [row.tokens for row in right] != [row.tokens for row in moved]
 

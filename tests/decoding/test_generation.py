@@ -219,6 +219,11 @@ def test_unknown_options_are_errors(synthetic):
         sd.generate(synthetic.target, "a", lookahed=3)
 
 
+def test_the_smallest_top_p_leaves_the_likeliest_token(synthetic):
+    for out in both_ways(synthetic.target, synthetic.draft, "ab", max_new_tokens=9, temperature=1.0, top_p=5e-324):
+        assert out.token_ids == sd.generate(synthetic.target, "ab", max_new_tokens=9).token_ids
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("poisoned", ["target", "draft"])
 def test_nan_logits_are_an_error(synthetic, temperature: float, poisoned: str):

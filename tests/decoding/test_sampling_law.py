@@ -359,7 +359,7 @@ def test_a_wrong_block_rule_is_caught(models, monkeypatch, chances):
     assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
 
 
-def joined_p_value(models, rows: int = 8_000, lookahead: int = 2) -> float:
+def joined_p_value(models, rows: int = 6_000, lookahead: int = 2) -> float:
     """As `p_value`: prompts that other prompts join after an iteration, in another order and when a third has left."""
     target, draft = models
     length = lookahead + 3

@@ -42,10 +42,10 @@ def client(server: Process):
 
 
 OPTIONS = [
-    {"max_tokens": 30, "temperature": 0},
+    {"max_tokens": 20, "temperature": 0},
     {"max_tokens": 12, "temperature": 1.0, "seed": 5},
-    {"max_tokens": 40, "temperature": 0.8, "top_p": 0.9, "seed": 8, "stop": [" of", " and"]},
-    {"max_tokens": 25, "temperature": 1.2, "seed": 9, "extra_body": {"top_k": 8}},
+    {"max_tokens": 20, "temperature": 0.8, "top_p": 0.9, "seed": 8, "stop": [" of", " and"]},
+    {"max_tokens": 15, "temperature": 1.2, "seed": 9, "extra_body": {"top_k": 8}},
 ]
 
 

@@ -59,7 +59,7 @@ class Bench(Command):
         from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
 
-        if min((*self.concurrency, self.max_new_tokens, self.rounds), default=0) < 1 or not self.concurrency:
+        if min((*self.concurrency, self.max_new_tokens, self.rounds)) < 1 or not self.concurrency:
             raise OptionError("--concurrency, --max-new-tokens and --rounds must be at least 1")
         prompts = gather(self.prompts, self.limit)
         many = list(dict.fromkeys(self.concurrency))
@@ -82,9 +82,14 @@ class Bench(Command):
 
 
 def _without_key(argv: list[str]) -> list[str]:
-    """The command line as records may keep it."""
-    hidden = [f"{KEY}=…" if one.startswith(f"{KEY}=") else one for one in argv]
-    return ["…" if before == KEY else one for before, one in zip(["", *hidden], hidden, strict=False)]
+    """The command line as records may keep it; options are also known with underscores."""
+    kept: list[str] = []
+    for before, one in zip(["", *argv], argv, strict=False):
+        name, separator, _ = one.partition("=")
+        known = name.replace("_", "-") == KEY
+        hidden = before.replace("_", "-") == KEY
+        kept.append("…" if hidden else f"{name}=…" if known and separator else one)
+    return kept
 
 
 def _show(found: "list[Level]", title: str) -> None:

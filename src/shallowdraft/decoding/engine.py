@@ -86,16 +86,14 @@ class Engine:
         It goes on without graphs. The others are done with then: random streams are not copied.
         """
         batch = copy.copy(parts[0][0])
-        batch._lengths, batch._prompt_lengths, batch._limits = (
-            [getattr(engine, name)[row] for engine, row in parts] for name in ("_lengths", "_prompt_lengths", "_limits")
-        )
+        batch._lengths = [engine._lengths[row] for engine, row in parts]
+        batch._limits = [engine._limits[row] for engine, row in parts]
         batch.sampling = Samplings(tuple(engine._sampling_of(row) for engine, row in parts))
         batch.state = State.of([(engine.state, row) for engine, row in parts], batch._lengths, slots)
         batch.noise = Noise.of([(engine.noise, row) for engine, row in parts])
-        caches = zip(*(engine._caches for engine, _ in parts), strict=True)  # of the target, of the draft
-        rows = [row for _, row in parts]
         batch.cache, *draft = (
-            KVCache.of(list(zip(found, rows, strict=True)), batch._lengths, slots) for found in caches
+            KVCache.of([(engine._caches[which], row) for engine, row in parts], batch._lengths, slots)
+            for which in range(len(batch._caches))
         )
         if isinstance(batch.drafter, ModelDrafter):
             batch.drafter = batch.drafter.of(batch.sampling, *draft)
@@ -108,7 +106,6 @@ class Engine:
         other, place = part
         length = other._lengths[place]
         self._lengths[row], self._limits[row] = length, other._limits[place]
-        self._prompt_lengths[row] = other._prompt_lengths[place]
         rows = [self._sampling_of(index) for index in range(len(self._lengths))]
         rows[row] = other._sampling_of(place)
         self.sampling = Samplings(tuple(rows))

@@ -315,7 +315,7 @@ class Run:
                 if row.finish_reason is None:
                     row.take(accepted, tokens, self._nodes, iteration=iteration > 0)
                     if not row.sound:
-                        raise NumericsError(unsound(self.target, self.settings))
+                        raise NumericsError(self._unsound())
             self._total_s += time.perf_counter() - begin_s
             yield
             begin_s = time.perf_counter()
@@ -354,6 +354,12 @@ class Run:
             text = text[: min(cut for cut in map(text.find, self.settings.stop) if cut >= 0)]
         assert row.finish_reason is not None
         return Generation(text, row.tokens, stats, row.finish_reason, accepted)
+
+    def _unsound(self) -> str:
+        draft = self.settings.draft
+        heads = " or its heads" if self.settings.heads else ""
+        models = f"target {self.target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
+        return f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16"
 
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
@@ -396,13 +402,6 @@ def new_row(target: Model, settings: Settings, prompt_tokens: int, pieces: bool)
         text=TextStream(target.decode, settings.stop) if pieces or settings.stop else None,
         full="length" if settings.max_new_tokens <= room else "context",
     )
-
-
-def unsound(target: Model, settings: Settings) -> str:
-    """What to say where a row is."""
-    draft, heads = settings.draft, " or its heads" if settings.heads else ""
-    models = f"target {target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
-    return f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16"
 
 
 def _engine(

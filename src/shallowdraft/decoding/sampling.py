@@ -125,5 +125,6 @@ def _nucleus(p: Tensor, top_p: float) -> Tensor:
     """Keep the most likely tokens, equals in order, until their sum reaches top_p; the one that crosses it stays."""
     sorted_p, order = p.sort(dim=-1, descending=True, stable=True)
     before = sorted_p.cumsum(-1) - sorted_p
-    kept = sorted_p.masked_fill(before >= top_p, 0.0)
+    smallest = torch.finfo(p.dtype).tiny  # less would be 0 here, and nothing kept
+    kept = sorted_p.masked_fill(before >= max(top_p, smallest), 0.0)
     return torch.zeros_like(p).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))

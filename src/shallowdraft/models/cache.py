@@ -35,12 +35,12 @@ class KVCache:
 
     @classmethod
     def of(cls, parts: Sequence[tuple["KVCache", int]], lengths: Sequence[int], slots: int) -> "KVCache":
-        """A row each of others, so much of it, with so many slots."""
+        """A row each of others, so much of it, with so many slots; for these the first must have positions."""
         first = parts[0][0]
+        assert first.rope is None or len(first.rope[0]) >= slots
         layers, two, _, heads, _, width = first.kv.shape
         batch = copy.copy(first)
         batch.slots = slots
-        batch.rope = first.rope and (first.rope[0][:slots], first.rope[1][:slots])
         batch._hold(_zeros((layers, two, len(parts), heads, slots, width), first.kv.device, first.kv.dtype))
         for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
             batch.put(row, part, length)

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shallowdraft.decoding.batch import Batch
@@ -78,7 +78,7 @@ class Scheduler:
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """All of them, or none."""
         with self._changed:
-            if self.stopping:
+            if not self.healthy:
                 raise StoppingError
             if len(self._waiting) + len(tickets) > self._most_waiting:
                 raise QueueFullError
@@ -99,15 +99,22 @@ class Scheduler:
             self._changed.notify()
 
     def _run(self) -> None:
-        while self._work():
-            try:
-                self._admit()
-                self._iterate()
-            except Exception:
-                log.exception("an iteration failed; its requests were given up")
-                self._give_up()
-        assert self._drained is not None
-        self._drained()
+        try:
+            while self._work():
+                try:
+                    self._admit()
+                    self._iterate()
+                except Exception:
+                    log.exception("an iteration failed; its requests were given up")
+                    self._give_up(self._running.values())
+                    self._running.clear()
+                    self._batch = self._new_batch()
+        finally:  # reached by an error only if not even a new batch could be made
+            with self._changed:
+                self._give_up(self._waiting)
+                self._waiting.clear()
+            if self._drained:
+                self._drained()
 
     def _work(self) -> bool:
         """Wait until there is some; False: there will be none."""
@@ -127,7 +134,7 @@ class Scheduler:
                 row = self._batch.join(ticket.prompt, ticket.settings, ticket.stream)
             except Exception as error:
                 if not isinstance(error, ShallowdraftError):
-                    ticket.notify(Update(error="the request failed in the server"))
+                    self._give_up([ticket])
                     raise
                 ticket.notify(Update(error=str(error)))
                 continue
@@ -164,8 +171,6 @@ class Scheduler:
         for row in rows:
             del self._running[row]
 
-    def _give_up(self) -> None:
-        for ticket in self._running.values():
+    def _give_up(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
             ticket.notify(Update(error="the request failed in the server"))
-        self._running.clear()
-        self._batch = self._new_batch()
