@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +70,14 @@ def test_errors_are_those_of_the_cell(address: str):
 
     with pytest.raises(OptionError, match="cell 7"):
         dict(Cluster(address).map(wrong, [7]))
+
+
+def test_without_a_cluster_there_is_no_ray():
+    code = (
+        "import sys; from shallowdraft.study.cluster import Here; print(*Here().map(abs, [-1]), 'ray' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(0, 1) False\n"
 
 
 def test_a_model_travels_by_name():
