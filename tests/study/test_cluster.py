@@ -1,4 +1,4 @@
-"""Cells on a Ray cluster of two nodes on this machine: what comes back is what comes without one."""
+"""Cells on a Ray cluster of two workers on this machine: what comes back is what comes without one."""
 
 import json
 import os
@@ -30,15 +30,14 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster whose nodes have one worker each."""
+    """Of a cluster with two workers."""
     from ray.cluster_utils import Cluster as Nodes
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(sd.__file__).parents[1]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        node = {"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False}
+        node = {"num_cpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False}
         nodes = Nodes(initialize_head=True, head_node_args=node)
-        nodes.add_node(num_cpus=1, object_store_memory=100_000_000)
         yield nodes.address
         nodes.shutdown()
 
