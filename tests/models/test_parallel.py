@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import random_heads
 
 import shallowdraft as sd
 from shallowdraft.errors import OptionError
@@ -34,9 +35,11 @@ def outputs(kinds: dict[str, str], *, parallel: bool) -> dict[str, list[list[int
         model = sd.load(folder, parallel=parallel)
         draft = sd.load_draft("zoo:4x128" if kind == "zoo" else folder)
         cases = [{}, *({"draft": draft, **case} for case in (DRAFTED if kind == "zoo" else DRAFTED + MORE))]
-        cases += [] if kind == "zoo" else [{"drafter": "skip"}, {"drafter": "ngram"}]
+        if kind != "zoo":
+            cases += [{"drafter": "skip"}, {"drafter": "ngram"}]
+            cases.append({"drafter": "medusa", "heads": random_heads(model, 2), "lookahead": 2, **SAMPLED})
         prompt = TEXT if kind == "zoo" else IDS
-        found[kind] = [sd.generate(model, prompt, max_new_tokens=24, **case).token_ids for case in cases]
+        found[kind] = [sd.generate(model, prompt, max_new_tokens=16, **case).token_ids for case in cases]
     return found
 
 
@@ -45,7 +48,7 @@ def without_a_sum(folder: str) -> list[int]:
     from shallowdraft.models import parallel
 
     parallel.dist.all_reduce = lambda own: None
-    return sd.generate(sd.load(folder, parallel=True), IDS, max_new_tokens=24).token_ids
+    return sd.generate(sd.load(folder, parallel=True), IDS, max_new_tokens=16).token_ids
 
 
 def by_kernels(folder: str, rank: int) -> list[list[list[int]]]:

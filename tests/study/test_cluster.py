@@ -1,8 +1,10 @@
-"""Cells on a Ray cluster of two nodes on this machine: what comes back is what comes without one."""
+"""Cells on a Ray cluster of two workers on this machine: what comes back is what comes without one."""
 
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,15 +30,14 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster whose nodes have one worker each."""
+    """Of a cluster with two workers."""
     from ray.cluster_utils import Cluster as Nodes
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(sd.__file__).parents[1]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        node = {"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False}
+        node = {"num_cpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False}
         nodes = Nodes(initialize_head=True, head_node_args=node)
-        nodes.add_node(num_cpus=1, object_store_memory=100_000_000)
         yield nodes.address
         nodes.shutdown()
 
@@ -68,6 +69,14 @@ def test_errors_are_those_of_the_cell(address: str):
 
     with pytest.raises(OptionError, match="cell 7"):
         dict(Cluster(address).map(wrong, [7]))
+
+
+def test_without_a_cluster_there_is_no_ray():
+    code = (
+        "import sys; from shallowdraft.study.cluster import Here; print(*Here().map(abs, [-1]), 'ray' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(0, 1) False\n"
 
 
 def test_a_model_travels_by_name():

@@ -127,6 +127,7 @@ def test_the_commands(models: Path, tmp_path: Path, capsys, monkeypatch):
     ("more", "said"),
     [
         (["--search"], "needs --trace"),
+        (["--cluster", "host:6379"], "--cluster is for --search"),
         (["--parent", "zoo:4x128", "zoo:8x96"], "for --search"),
         (["--lookaheads", "x"], "--lookaheads"),
         (["--profile", "nowhere"], "no such file"),
