@@ -186,12 +186,16 @@ def test_bad_input(served, tmp_path: Path, capsys, options: list[str], said: str
 def test_an_interrupted_run_keeps_what_it_has(served, tmp_path: Path):
     given = arguments(served[0], prompts(tmp_path, "Once", "hang"), tmp_path / "out.jsonl")
     command = [sys.executable, "-m", "shallowdraft", *given]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
-    while not (tmp_path / "out.jsonl").exists() or '"tokens"' not in (tmp_path / "out.jsonl").read_text():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=10)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background shells ignore it, for children too
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        try:
+            while not (tmp_path / "out.jsonl").exists() or '"tokens"' not in (tmp_path / "out.jsonl").read_text():
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=10)
+        finally:
+            process.kill()
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in error
     assert summarise(tmp_path / "out.jsonl")[0].requests == 1
