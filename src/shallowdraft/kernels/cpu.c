@@ -18,12 +18,17 @@
 
 /* LANES (floats in a vector, 16) and QUERIES (of a head that share one reading of its keys, 6) come from cpu.py. */
 #define PANEL (2 * LANES)
+#define LINE 64 /* bytes of a cache line */
 #define CHUNK 4 /* vectors of a head whose QUERIES * CHUNK sums stay in registers */
 #ifdef __AVX512F__
-#define TILE 8 /* rows whose 2 * TILE accumulators stay in registers */
+#define TILE 12 /* rows whose 2 * TILE accumulators stay in registers */
 #else
 #define TILE 3
 #endif
+/* Bytes that weights and cached entries are asked for ahead of their use: a processor by itself stops at the end of a
+ * page, and more tokens in a pass would then cost their arithmetic on top of the reading instead of beside it. */
+#define WEIGHTS_AHEAD (16 << 10)
+#define CACHE_AHEAD (8 << 10)
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));
@@ -154,28 +159,30 @@ static inline __attribute__((always_inline)) vec widen(const void *weight, int64
 static inline __attribute__((always_inline)) void tile(int rows, int bytes, const Product *m, int64_t panel,
                                                        const float *x, float *y, int64_t stride, int mode,
                                                        int64_t activation) {
-    const int64_t begin = panel * m->inputs * PANEL;
+    const int64_t begin = panel * m->inputs * PANEL, step = PANEL * (bytes ? 1 : sizeof(float));
+    const char *ahead = (const char *)m->weight + panel * m->inputs * step + WEIGHTS_AHEAD;
     vec acc[TILE][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
         for (int half = 0; half < 2; half++)
             acc[r][half] = m->bias && !bytes ? *(const vec *)(m->bias + panel * PANEL + half * LANES) : (vec){0};
     for (int64_t k = 0; k < m->inputs; k++) {
+        for (int64_t i = 0; i < step; i += LINE) __builtin_prefetch(ahead + k * step + i);
         vec left = widen(m->weight, begin + k * PANEL, bytes), right = widen(m->weight, begin + k * PANEL + LANES, bytes);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             float value = x[r * m->inputs + k];
             acc[r][0] += left * value;
             acc[r][1] += right * value;
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; bytes && r < rows; r++)
         for (int half = 0; half < 2; half++) {
             acc[r][half] *= *(const vec *)(m->scale + panel * PANEL + half * LANES);
             if (m->bias) acc[r][half] += *(const vec *)(m->bias + panel * PANEL + half * LANES);
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         if (mode == GATE) { /* a panel holds 16 gates and the 16 values they gate */
             int64_t at = panel * LANES;
@@ -199,9 +206,11 @@ static inline __attribute__((always_inline)) void tile(int rows, int bytes, cons
 static void multiply(const Product *m, const float *x, int64_t rows, float *y, int mode, int64_t activation) {
     int64_t stride = mode == GATE ? m->outputs / 2 : m->outputs, from, to;
     int64_t panels = mode == GATE ? (stride + LANES - 1) / LANES : (m->outputs + PANEL - 1) / PANEL;
+    const int64_t tiles = (rows + TILE - 1) / TILE; /* of like size: one row alone waits for its own additions */
     share(panels, &from, &to);
     for (int64_t panel = from; panel < to; panel++)
-        for (int64_t r = 0; r < rows; r += TILE) {
+        for (int64_t i = 0; i < tiles; i++) {
+            const int64_t r = rows * i / tiles;
             const float *xr = x + r * m->inputs;
             float *yr = y + r * stride;
 #define CASE(n) \
@@ -209,10 +218,10 @@ static void multiply(const Product *m, const float *x, int64_t rows, float *y, i
         if (m->scale) tile(n, 1, m, panel, xr, yr, stride, mode, activation); \
         else tile(n, 0, m, panel, xr, yr, stride, mode, activation); \
         break;
-            switch (rows - r < TILE ? rows - r : TILE) {
+            switch (rows * (i + 1) / tiles - r) {
                 CASE(1) CASE(2) CASE(3)
-#if TILE == 8
-                CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#ifdef __AVX512F__
+                CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
             }
         }
@@ -263,6 +272,7 @@ static inline __attribute__((always_inline)) void blend(int count, int parts, fl
         const float *value = values + j * D;
 #pragma GCC unroll 4
         for (int c = 0; c < parts; c++) {
+            __builtin_prefetch((const char *)(value + c * LANES) + CACHE_AHEAD);
             vec v = *(const vec *)(value + c * LANES);
 #pragma GCC unroll 6
             for (int t = 0; t < count; t++) mix[t][c] += v * scores[t * width + j - first];
@@ -280,28 +290,77 @@ static inline int leads(const Tree *tree, int64_t base, int64_t seen, int64_t po
     return (j < base || (seen >> (j - base)) & 1) && (!window || where > position - window);
 }
 
+/* Two vectors' lanes, each added to its partner. */
+static inline vec halved(vec a, vec b, ivec one, ivec other) {
+    return __builtin_shuffle(a, b, one) + __builtin_shuffle(a, b, other);
+}
+
+/* Four vectors as one, each of whose quarters holds a sum of each. */
+static inline vec fours(const vec *v) {
+    const ivec low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
+    const ivec high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
+    const ivec left = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+    const ivec right = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
+    return halved(halved(v[0], v[1], low, high), halved(v[2], v[3], low, high), left, right);
+}
+
+/* Four of those as the sums over the lanes of sixteen vectors, in their order. */
+static inline vec sums(const vec *quarters) {
+    const ivec low = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const ivec high = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
+    const ivec even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+    const ivec odd = {4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31};
+    return halved(halved(quarters[0], quarters[1], low, high), halved(quarters[2], quarters[3], low, high), even, odd);
+}
+
+/* Products of a query with the keys of LANES slots; from `last` on there are none. */
+static inline vec score(const float *q, const float *keys, int64_t j, int64_t last, int64_t D) {
+    vec quarter[4];
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; g++) {
+        const float *key[4];
+        vec dot[4] = {{0}};
+#pragma GCC unroll 4
+        for (int s = 0; s < 4; s++) key[s] = keys + (j + 4 * g + s < last ? j + 4 * g + s : last - 1) * D;
+        for (int64_t i = 0; i < D; i += LANES) {
+            vec x = *(const vec *)(q + i);
+#pragma GCC unroll 4
+            for (int s = 0; s < 4; s++) dot[s] += x * *(const vec *)(key[s] + i);
+        }
+        quarter[g] = fours(dot);
+    }
+    return sums(quarter);
+}
+
 /* `count` queries of one head against the slots [first, last): scores, softmax, mix. D is a multiple of 16. */
 static void attend(int count, const float *q[], float *out[], const int64_t *limit, int64_t window, const float *keys,
                    const float *values, int64_t first, int64_t last, int64_t D, float *scores, const Tree *tree,
                    int64_t base, const int64_t *led) {
     const int64_t width = (last - first + LANES - 1) / LANES * LANES;
     const float scale = 1 / sqrtf((float)D);
-    for (int64_t j = first; j < last; j++)
-        for (int t = 0; t < count; t++) {
-            vec dot = {0};
-            for (int64_t i = 0; i < D; i += LANES) dot += *(const vec *)(q[t] + i) * *(const vec *)(keys + j * D + i);
-            int seen = tree ? leads(tree, base, led[t], limit[t], window, j)
-                            : j <= limit[t] && (!window || j > limit[t] - window);
-            scores[t * width + j - first] = seen ? sum(dot) * scale : -INFINITY;
-        }
     float inverse[QUERIES];
+    vec largest[QUERIES];
+    for (int t = 0; t < count; t++) largest[t] = splat(-INFINITY);
+    for (int64_t j = first; j < last; j += LANES) {
+        for (int64_t i = 0; i < LANES * D; i += LANES) __builtin_prefetch((const char *)(keys + j * D + i) + CACHE_AHEAD);
+        for (int t = 0; t < count; t++) {
+            vec found = score(q[t], keys, j, last, D) * scale;
+            if (window || j + LANES > (tree ? base : limit[t] + 1))
+                for (int64_t i = 0; i < LANES; i++) {
+                    int seen = tree ? j + i < last && leads(tree, base, led[t], limit[t], window, j + i)
+                                    : j + i <= limit[t] && (!window || j + i > limit[t] - window);
+                    if (!seen) found[i] = -INFINITY;
+                }
+            largest[t] = pick(found > largest[t], found, largest[t]);
+            *(vec *)(scores + t * width + j - first) = found;
+        }
+    }
     for (int t = 0; t < count; t++) {
-        float *s = scores + t * width, largest = -INFINITY;
-        for (int64_t j = last - first; j < width; j++) s[j] = -INFINITY;
-        for (int64_t j = 0; j < width; j++) largest = s[j] > largest ? s[j] : largest;
+        float *s = scores + t * width, most = -INFINITY;
+        for (int i = 0; i < LANES; i++) most = largest[t][i] > most ? largest[t][i] : most;
         vec total = {0};
         for (int64_t j = 0; j < width; j += LANES) {
-            vec shifted = *(vec *)(s + j) - largest;
+            vec shifted = *(vec *)(s + j) - most;
             vec e = pick(shifted < splat(-86.0f), splat(0), vexp(shifted));
             *(vec *)(s + j) = e;
             total += e;
@@ -318,22 +377,23 @@ static void attend(int count, const float *q[], float *out[], const int64_t *lim
     for (; i < D; i += LANES) EACH(1)
 }
 
-/* All heads: this thread's share of (sequence, head, tile of queries). */
+/* All heads: this thread's share of (sequence, head, tile of queries), a head's tiles one after the other. */
 static void mix(const Model *m, const Layer *l, const float *qkv, const int64_t *positions, const Tree *tree,
                 int64_t batch, int64_t tokens, const float *keys, const float *values, int64_t slots, float *mixed,
                 float *scores) {
     const int64_t D = m->head_dim, group = m->heads / m->kv_heads, stride = (m->heads + 2 * m->kv_heads) * D;
     const int64_t tiles = (tokens + QUERIES - 1) / QUERIES;
-    int64_t all = omp_get_num_threads();
-    for (int64_t task = omp_get_thread_num(); task < batch * m->heads * tiles; task += all) {
-        int64_t tile_index = task % tiles, head = task / tiles % m->heads, b = task / tiles / m->heads;
-        int64_t start = b * tokens + tile_index * QUERIES, last = 0, first = slots;
-        int count = tokens - tile_index * QUERIES < QUERIES ? tokens - tile_index * QUERIES : QUERIES;
+    int64_t from, to;
+    share(batch * m->heads * tiles, &from, &to);
+    for (int64_t task = from; task < to; task++) {
+        int64_t head = task / tiles % m->heads, b = task / tiles / m->heads;
+        int64_t query = tokens * (task % tiles) / tiles, start = b * tokens + query, last = 0, first = slots;
+        int count = tokens * (task % tiles + 1) / tiles - query;
         const float *q[QUERIES];
         float *out[QUERIES];
         for (int t = 0; t < count; t++) {
             int64_t position = positions[start + t];
-            int64_t end = tree ? tree->base[b] + tree->nodes[tile_index * QUERIES + t] + 1 : position + 1;
+            int64_t end = tree ? tree->base[b] + tree->nodes[query + t] + 1 : position + 1;
             int64_t begin = l->window && position >= l->window ? position - l->window + 1 : 0;
             q[t] = qkv + (start + t) * stride + head * D;
             out[t] = mixed + ((start + t) * m->heads + head) * D;
@@ -343,7 +403,7 @@ static void mix(const Model *m, const Layer *l, const float *qkv, const int64_t 
         first -= first % LANES; /* a slot keeps its lane, so sums round alike however many queries share the tile */
         int64_t base = (b * m->kv_heads + head / group) * slots * D;
         attend(count, q, out, positions + start, l->window, keys + base, values + base, first, last, D, scores, tree,
-               tree ? tree->base[b] : 0, tree ? tree->seen + tile_index * QUERIES : NULL);
+               tree ? tree->base[b] : 0, tree ? tree->seen + query : NULL);
     }
 }
 
