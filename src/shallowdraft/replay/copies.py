@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shallowdraft.decoding.drafters import earlier, onward
+from shallowdraft.decoding.drafters import FOR_A_MATCH, earlier, onward
 from shallowdraft.decoding.ways import Way
 from shallowdraft.replay.replays import Counted
 from shallowdraft.replay.traces import Output, Trace, require_greedy
@@ -16,7 +16,7 @@ def replay_copies(trace: Trace, lookaheads: Sequence[int], *, whole: bool = Fals
     """At every lookahead; `whole` as of the drafter, which it always is on a GPU."""
     require_greedy(trace)
     found = [_copies(output, max(lookaheads)) for output in trace.outputs]
-    offered = {d: [[d if whole else min(d, matched) for matched, _ in row] for row in found] for d in lookaheads}
+    offered = {d: [[d if whole else min(d, FOR_A_MATCH * matched) for matched, _ in row] for row in found] for d in lookaheads}
     kept = {
         d: [
             [min(count, right) for count, (_, right) in zip(counts, row, strict=True)]
