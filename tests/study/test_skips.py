@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,8 @@ from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
 from shallowdraft.prompts import Prompt
 from shallowdraft.replay.traces import record
 from shallowdraft.shapes import parse
-from shallowdraft.study.skips import Costs, read_trials, uniform_skips
+from shallowdraft.study import skips
+from shallowdraft.study.skips import TIMED, Costs, read_trials, uniform_skips
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,24 @@ def test_it_tries_regular_patterns_first_and_goes_on_where_it_stopped(folder: Pa
     given = ["generate", "--target", str(folder / "target"), "--prompt", "Prompt", "--max-new-tokens", "20", "--json"]
     assert main([*given, "--drafter", "skip", "--skips", str(out)]) == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == plain.token_ids
+
+
+def test_what_looks_better_must_prove_it_on_more_prompts(monkeypatch):
+    """Of 24 prompts in three rounds: what no longer looks better is given up, regular patterns are judged on all."""
+    costs = Costs(1.0, 0.1, 0.0, 0.0, 3, dict.fromkeys(map(str, TIMED), 1.0))
+    accepted = iter([[1] * 8, [0] * 8, [0] * 8, [1] * 8, [1] * 8, [0] * 8])
+
+    def generated(target: object, prompts: list[list[int]], **options: object) -> list[SimpleNamespace]:
+        return [SimpleNamespace(accepted_by_iteration=[count]) for count in next(accepted)]
+
+    monkeypatch.setattr(skips, "generate", generated)
+    rounds = [[SimpleNamespace(prompt=[1])] * 8] * 3
+    regular = skips.judge(None, rounds, costs, (1,), True, 0.0)
+    assert (regular.prompts, regular.tar) == (24, pytest.approx(4 / 3))
+    better = skips.judge(None, rounds, costs, (2,), False, regular.speed_up)
+    assert (better.prompts, better.tar) == (24, pytest.approx(5 / 3))
+    accepted = iter([[1] * 8, [0] * 8])
+    assert skips.judge(None, rounds, costs, (3,), False, better.speed_up).prompts == 16
 
 
 def test_bad_input(folder: Path, trace: Path, capsys):

@@ -1,11 +1,12 @@
 """Which of its parts a target can leave out when it drafts for itself: Bayesian optimisation of predicted tokens/s.
 
 Part 2 i is the attention of layer i, part 2 i + 1 its FFN. Acceptance comes from decoding a trace's prompts with the
-parts left out; seconds come from a few timings, because a step costs what is kept of it.
+parts left out; seconds come from a few timings, because a step costs what is kept of it. Of many that are judged on a
+few prompts the luckiest looks best, so whatever looks better than the best so far must go on with more prompts.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ KIND = "skip search"
 LONGEST = 8  # lookahead at which acceptance is counted
 TIMED = (1, 2, 4, 8)  # lookaheads
 WARM_UP, COUNT, TURNS = 2, 6, 3  # iterations and turns of a timing
-PROMPTS, NEW_TOKENS = 8, 48
+PROMPTS, ROUNDS, NEW_TOKENS = 8, 6, 48  # of a round, of the whole judgement
 
 Skips = tuple[int, ...]
 
@@ -67,6 +68,8 @@ class Trial:
     tar: float
     speed_up: float
     """Predicted, over plain decoding."""
+    prompts: int
+    """On which it was judged; more than the first few if it looked better than what was best before."""
 
 
 def uniform_skips(layers: int) -> list[Skips]:
@@ -106,26 +109,40 @@ def measure_costs(target: Model, prompt: Sequence[int]) -> Costs:
     )
 
 
-def judge(target: Model, outputs: Sequence[Output], costs: Costs, skips: Skips, uniform: bool) -> Trial:
-    """Decode the prompts of a trace; predict from acceptance by position which lookahead is fastest, and how fast."""
-    outs = generate(
-        target,
-        [output.prompt for output in outputs],
-        drafter="skip",
-        skips=skips,
-        lookahead=LONGEST,
-        max_new_tokens=NEW_TOKENS,
-        stop_tokens=(),
-    )
-    accepted = [count for out in outs for count in out.accepted_by_iteration]
-    tar, chance, best = 1.0, 1.0, Trial(skips, uniform, 1, 1.0, 0.0)
+def judge(
+    target: Model, rounds: Sequence[Sequence[Output]], costs: Costs, skips: Skips, uniform: bool, bar: float
+) -> Trial:
+    """Decode the prompts of a trace, round after round while it is predicted to be faster than the bar."""
+    accepted: list[int] = []
+    prompts = 0
+    for outputs in rounds:
+        outs = generate(
+            target,
+            [output.prompt for output in outputs],
+            drafter="skip",
+            skips=skips,
+            lookahead=LONGEST,
+            max_new_tokens=NEW_TOKENS,
+            stop_tokens=(),
+        )
+        accepted += [count for out in outs for count in out.accepted_by_iteration]
+        prompts += len(outputs)
+        found = _fastest(accepted, costs, Trial(skips, uniform, 1, 1.0, 0.0, prompts))
+        if found.speed_up <= bar:
+            break
+    return found
+
+
+def _fastest(accepted: Sequence[int], costs: Costs, trial: Trial) -> Trial:
+    """Predict from acceptance by position which lookahead is fastest, and how fast."""
+    tar, chance, best = 1.0, 1.0, trial
     for lookahead in range(1, LONGEST + 1):
         reached = sum(count >= lookahead - 1 for count in accepted)
         chance *= sum(count >= lookahead for count in accepted) / max(1, reached)
         tar += chance
-        speed_up = tar * costs.plain_s / costs.iteration_s(skips, lookahead)
+        speed_up = tar * costs.plain_s / costs.iteration_s(trial.skips, lookahead)
         if speed_up > best.speed_up:
-            best = Trial(skips, uniform, lookahead, tar, speed_up)
+            best = replace(trial, lookahead=lookahead, tar=tar, speed_up=speed_up)
     return best
 
 
@@ -137,12 +154,13 @@ def search(target: Model, trace: Trace, path: Path, trials: int) -> Iterator[int
         raise OptionError("the search needs optuna; install it: pip install 'shallowdraft[train]'") from None
     if not trace.sampling.greedy:
         raise OptionError("the trace was sampled; the search needs a greedy one (record without --temperature)")
-    outputs = trace.outputs[:: max(1, len(trace.outputs) // PROMPTS)][:PROMPTS]
-    about = {"target": target.name, "outputs": [output.key for output in outputs], "new_tokens": NEW_TOKENS}
+    rounds = _rounds(trace.outputs)
+    keys = [output.key for outputs in rounds for output in outputs]
+    about = {"target": target.name, "outputs": keys, "new_tokens": NEW_TOKENS}
     records = Records.open(path, KIND, about)
     done = list(records)
     if not done:
-        done = [asdict(measure_costs(target, outputs[0].prompt))]
+        done = [asdict(measure_costs(target, rounds[0][0].prompt))]
         records.append(done[0])
     costs = Costs(**done[0])
     parts = [f"part {part}" for part in range(2 * target.shape.layers)]
@@ -164,10 +182,19 @@ def search(target: Model, trace: Trace, path: Path, trials: int) -> Iterator[int
             study.enqueue_trial(named(first.pop(0)))
         asked = study.ask(either)
         skips = tuple(part for part, name in enumerate(parts) if asked.params[name])
-        found = judge(target, outputs, costs, skips, uniform)
+        bar = 0.0 if uniform else max((one.speed_up for one in tried), default=0.0)
+        found = judge(target, rounds, costs, skips, uniform, bar)
+        tried.append(found)
         study.tell(asked, found.speed_up)
         records.append(asdict(found))
         yield number + 1
+
+
+def _rounds(outputs: Sequence[Output]) -> list[Sequence[Output]]:
+    """So many outputs a round, each from all over the trace."""
+    count = max(1, min(ROUNDS, len(outputs) // PROMPTS))
+    chosen = outputs[:: max(1, len(outputs) // (count * PROMPTS))][: count * PROMPTS]
+    return [chosen[first::count] for first in range(count)]
 
 
 def read_trials(path: Path) -> list[Trial]:
