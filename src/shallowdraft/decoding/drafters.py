@@ -21,8 +21,8 @@ from shallowdraft.models.heads import Heads
 from shallowdraft.models.tree import Tree
 
 LONGEST_MATCH = 16  # tokens at the end of a text that are looked for further up
-# Copied for each token that matched. In what zoo:target writes the next token is right in about m of m + 2 cases after a
-# match of m, so 2 m copied ones all are in one of six to nine: about there a token more costs as much as it brings.
+# Copied for each token that matched. In what zoo:target writes the next token is right in about m of m + 2 cases after
+# a match of m, so 2 m copied ones all are in one of six to nine: there a token more costs about what it brings.
 FOR_A_MATCH = 2
 
 Text = NDArray[Any]
@@ -73,8 +73,8 @@ class NoDrafter:
 class NgramDrafter(NoDrafter):
     """Copies what followed the last time the text's last tokens stood there: no model, next to no time.
 
-    Twice as many tokens as matched, in a batch as in the row with the longest match. On a GPU, where shapes never change,
-    and if they are to be `whole`, proposals are as long as the lookahead.
+    Twice as many tokens as matched, in a batch as in the row with the longest match. On a GPU, where shapes never
+    change, and if they are to be `whole`, proposals are as long as the lookahead.
     """
 
     def __init__(self, lookahead: int, sampling: Sampling, vocab: int, *, whole: bool = False) -> None:

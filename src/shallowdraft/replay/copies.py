@@ -16,7 +16,8 @@ def replay_copies(trace: Trace, lookaheads: Sequence[int], *, whole: bool = Fals
     """At every lookahead; `whole` as of the drafter, which it always is on a GPU."""
     require_greedy(trace)
     found = [_copies(output, max(lookaheads)) for output in trace.outputs]
-    offered = {d: [[d if whole else min(d, FOR_A_MATCH * matched) for matched, _ in row] for row in found] for d in lookaheads}
+    worth = [[FOR_A_MATCH * matched for matched, _ in row] for row in found]
+    offered = {d: [[d if whole else min(d, count) for count in row] for row in worth] for d in lookaheads}
     kept = {
         d: [
             [min(count, right) for count, (_, right) in zip(counts, row, strict=True)]
