@@ -53,7 +53,8 @@ class Records:
         found = cls.read(path, kind)
         wanted = json.loads(json.dumps(about))
         if found.header["about"] != wanted:
-            differ = [key for key in wanted if found.header["about"].get(key) != wanted[key]]
+            known = found.header["about"]
+            differ = [key for key in wanted | known if known.get(key) != wanted.get(key)]
             raise RecordError(f"{path} was begun with another {', '.join(differ)}; name another file, or remove it")
         _drop_half_line(path)
         return found

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
+from shallowdraft.bench.levels import KIND
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.records import Record, Records
 from shallowdraft.report.reading import FILES
@@ -134,6 +136,24 @@ def _timed_shapes() -> list[Record]:
         for width in (64, 128)
         for layers in (1, 2, 4)
     ]
+
+
+def make_server(
+    path: Path, tar: float | None = None, total_s: float = 1.0, sets: Sequence[str] = ("zoo",), **about: object
+) -> None:
+    """What `bench` would have written of a server: three prompts of each set, one and two at once."""
+    asked = {"url": "http://made", "model": "m", "max_tokens": 20, "temperature": 0.0, "chat": False}
+    file = Records.open(path, KIND, asked | about, engine="made")
+    for many in (1, 2):
+        for number, of_set in product(range(3), sets):
+            counted = None if tar is None else _counted(tar)
+            place = {"concurrency": many, "round": 0, "set": of_set, "id": str(number)}
+            times = {"arrivals_s": [0.1, total_s * (1 + number / 50)], "total_s": total_s * (1 + number / 50)}
+            file.append(place | times | {"tokens": 20, "speculation": counted})
+
+
+def _counted(tar: float) -> Record:
+    return {"num_spec_steps": 100, "num_draft_tokens": 200, "num_accepted_draft_tokens": 100 * (tar - 1)}
 
 
 def _live(draft: str, number: int) -> Record:

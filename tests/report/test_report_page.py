@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import vl_convert
-from made_run import make_run
+from made_run import make_run, make_server
 
 from shallowdraft.cli import main
 from shallowdraft.commands.study import Study
@@ -188,6 +188,35 @@ def test_what_was_measured_and_what_was_not_are_told_apart(tmp_path: Path):
         "(95 %: 1.00 to 1.20); draft-1, not run live, may be faster: 1.42 times, predicted."
     )
     assert found["throughput"].startswith("The highest TAR is not the fastest: draft-4 has 2.14 and gives 220 tokens")
+
+
+def test_a_server_beside_the_prediction(tmp_path: Path):
+    run = make_run(tmp_path / "run", 2, sets=["zoo", "arena"])
+    html = render(make([read_run(run)]))
+    assert "Missing: speed-ups of a server.</b> No server was measured" in html
+    (row,) = [one for one in read_run(run).entries if one.draft == "made/draft-1"]
+    zoo, arena = (row.sets[name].value[2] for name in ("zoo", "arena"))
+    tar = 2 / (1 / zoo + 1 / arena)  # as many tokens of each set
+    make_server(run / "plain.jsonl", sets=["zoo", "arena"])
+    assert "Bench it with and without a draft" in render(make([read_run(run)]))
+    known = {"draft": "made/draft-1", "lookahead": 2}
+    make_server(run / "drafted.jsonl", 1.02 * tar, 0.5, sets=["zoo", "arena"], **known)
+    make_server(run / "other.jsonl", 3.0, 0.25, **{"temperature": 1.0} | known)  # not asked as the plain one was
+    make_server(run / "unknown.jsonl", 1.5, 0.8, sets=["elsewhere"], draft="no such", lookahead=2)
+    assert drawn(run) == CHARTS | {"gains", "servers"}
+    page = make([read_run(run)])
+    (gains,) = [one for one in page.figures if one.id == "gains"]
+    assert gains.finding == (
+        "drafted, 1 at once, is 2.00 times as fast as without a draft (95 %: 2.00 to 2.00); "
+        "tokens an iteration are at most 2\N{NO-BREAK SPACE}% off the replayed ones."
+    )
+    rows = {(line[0], line[1]): line for line in gains.table.rows}
+    assert rows["drafted", 1][4:6] == pytest.approx((1.02 * tar, tar))
+    predicted = next(one for one in row.curve if one.lookahead == 2)
+    assert rows["drafted", 1][9] == pytest.approx(tar / predicted.iteration.total_s * predicted.plain_s)
+    assert rows["other", 2][6] is None
+    assert rows["unknown", 1][5] is None
+    assert "other gives most: 157 tokens a second, 2 at once." in render(page)
 
 
 def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):

@@ -68,6 +68,8 @@ class Endpoint:
     def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
+        self.engine: str | None = None
+        """Who owns the model, as the server says: vLLM, SGLang and llama.cpp put their names there."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         try:
@@ -80,9 +82,10 @@ class Endpoint:
         with _said(self.url):
             listed = self._client.get("/v1/models")
             self._require(listed)
-            names = [one["id"] for one in listed.json()["data"]]
-        if self.model not in names:
-            raise OptionError(f"{self.url} does not serve {self.model}; it serves {', '.join(names) or 'nothing'}")
+            owners = {one["id"]: one.get("owned_by") for one in listed.json()["data"]}
+        if self.model not in owners:
+            raise OptionError(f"{self.url} does not serve {self.model}; it serves {', '.join(owners) or 'nothing'}")
+        self.engine = owners[self.model]
 
     def ask(self, request: dict[str, Any], *, chat: bool, go_on: Callable[[], bool] = lambda: True) -> Answer:
         """Stream a completion; it is given up when `go_on` says no."""

@@ -14,7 +14,7 @@ from shallowdraft.commands.options import Command, Name, Number
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
-    from shallowdraft.bench.load import Level
+    from shallowdraft.bench.levels import Level
 
 KEY = "--api-key"
 
@@ -48,6 +48,11 @@ class Bench(Command):
     """How often each prompt is asked."""
     chat: bool = False
     """Ask /v1/chat/completions with each prompt as the user's turn, instead of /v1/completions."""
+    draft: Name = None
+    """What the server speculates with, by the name it has in a study, with --lookahead; nothing: no draft. `report`
+    then shows the study's prediction beside what was measured, if --out is in the study's folder."""
+    lookahead: Number = None
+    """Draft tokens an iteration of the server."""
     api_key: Name = None
     """The server's key; it is not written to the records. Default: the environment's OPENAI_API_KEY."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -55,15 +60,19 @@ class Bench(Command):
 
     def run(self) -> int:
         from shallowdraft.bench.endpoint import Endpoint
-        from shallowdraft.bench.load import Load, run_load, summarise
+        from shallowdraft.bench.levels import summarise
+        from shallowdraft.bench.load import Load, run_load
         from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
 
         if min((*self.concurrency, self.max_new_tokens, self.rounds)) < 1 or not self.concurrency:
             raise OptionError("--concurrency, --max-new-tokens and --rounds must be at least 1")
+        if (self.draft is None) != (self.lookahead is None):
+            raise OptionError("--draft and --lookahead go together: what the server speculates with, and how far")
         prompts = gather(self.prompts, self.limit)
         many = list(dict.fromkeys(self.concurrency))
-        load = Load(prompts, many, self.max_new_tokens, self.rounds, self.temperature, self.chat)
+        asked = (self.max_new_tokens, self.rounds, self.temperature, self.chat, self.draft, self.lookahead)
+        load = Load(prompts, many, *asked)
         key = self.api_key or os.environ.get("OPENAI_API_KEY")
         with closing(Endpoint(self.url, self.model, key)) as endpoint:
             endpoint.check()

@@ -11,7 +11,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shallowdraft.report import behind, drafts, lookaheads, pays, reasons, wishes
+from shallowdraft.report import behind, drafts, lookaheads, pays, reasons, servers, wishes
 from shallowdraft.report.comparison import named, side_by_side, tar_across
 from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section, shown
 from shallowdraft.report.inside import SOURCES, Generation, generations
@@ -57,6 +57,7 @@ def page_of(run: Run) -> Page:
             "What would be better?",
             [wishes.required_tar(run), behind.extra_tar(run), behind.parity(run), what_if(run)],
         ),
+        Section("production", "And in production?", [servers.gains(run), *servers.speeds(run)]),
     ]
     return Page(
         f"Speculation for {run.target}",

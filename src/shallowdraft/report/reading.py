@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from shallowdraft.bench.levels import KIND, speed_up, summarise
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.records import Record, Records
-from shallowdraft.report.run import Accuracy, Entry, Live, Run, Score, Step, Tars, Text, label
+from shallowdraft.report.run import Accuracy, Entry, Live, Run, Score, Server, Step, Tars, Text, label
 from shallowdraft.shapes import parse
 
 FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
 """Names of files and kinds of records."""
+ASKED = ("max_tokens", "temperature", "chat")
 RANDOM = "random:"  # what the name of a draft begins with that was timed with random weights
 
 
@@ -47,6 +49,7 @@ def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
         texts=[_text(row) for row in texts],
         steps=_steps(found.get("profile", ())),
         accuracy=_accuracy(folder / "accuracy.json"),
+        servers=_servers(folder),
     )
 
 
@@ -93,6 +96,40 @@ def _accuracy(path: Path) -> Accuracy | None:
 def _score(draft: Record, task: str, score: Record) -> Score:
     low, high = score["accuracy"]["interval"]
     return Score(draft["name"], task, draft["tar"], score["accuracy"]["value"], (low, high), score["loss"])
+
+
+def _servers(folder: Path) -> list[Server]:
+    """Of every file of `bench` that lies in the folder and holds an answer."""
+    begun = {path: _header(path) for path in sorted(folder.glob("*.jsonl"))}
+    of_bench = {path: header for path, header in begun.items() if header.get("kind") == KIND}
+    plain = {_kin(header): path for path, header in of_bench.items() if not header["about"].get("draft")}
+    found = []
+    for path, header in of_bench.items():
+        about, against = header["about"], plain.get(_kin(header))
+        draft = about.get("draft")
+        if not any("tokens" in row for row in Records.read(path, KIND)):
+            continue
+        for level in summarise(path):
+            gain = speed_up(path, against, level.concurrency) if draft and against else None
+            live = Live(*gain) if gain else None
+            found.append(Server(path.stem, draft, about.get("lookahead"), level, live))
+    return found
+
+
+def _kin(header: Record) -> tuple[str, str]:
+    """What servers have in common that are compared: the software, and what is asked of them."""
+    asked = {name: value for name, value in header["about"].items() if name in ASKED}
+    return str(header.get("provenance", {}).get("engine")), json.dumps(asked, sort_keys=True)
+
+
+def _header(path: Path) -> Record:
+    with path.open(encoding="utf-8") as file:
+        line = file.readline()
+    try:
+        found = json.loads(line) if line.endswith("\n") else None
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def _text(row: Record) -> Text:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shallowdraft.bench.levels import Level
 from shallowdraft.cost import Prediction
 from shallowdraft.records import Record
 
@@ -125,6 +126,23 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Server:
+    """What `bench` measured of a server at one concurrency."""
+
+    name: str
+    """Of its file."""
+    draft: str | None
+    lookahead: int | None
+    level: Level
+    speed_up: Live | None
+    """Over the same server without a draft, where that was measured too."""
+
+    @property
+    def at_once(self) -> str:
+        return f"{self.level.concurrency} at once"
+
+
+@dataclass(frozen=True)
 class Run:
     """What a folder holds."""
 
@@ -144,6 +162,7 @@ class Run:
     texts: list[Text] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     accuracy: Accuracy | None = None
+    servers: list[Server] = field(default_factory=list)
 
     @property
     def target(self) -> str:
