@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.decoding.drafters import LONGEST_MATCH, NgramDrafter, copied, earlier, onward
+from shallowdraft.decoding.drafters import LONGEST_MATCH, NgramDrafter, copied, earlier, onward, worth
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_state
 from shallowdraft.errors import OptionError
@@ -50,9 +50,26 @@ def test_a_text_that_goes_round_is_copied():
     assert out.stats.tar > 2
 
 
-@pytest.mark.parametrize(("lookahead", "most"), [(4, 4), (6, 6), (8, 6)])
-def test_no_more_is_copied_than_twice_what_matched(lookahead: int, most: int):
-    """In a batch than in its longest match."""
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ([1, 2, 3, 1], 2),  # one token matches, and nothing speaks against it
+        ([1, 2, 3, 1, 2], 4),
+        ([1, 2, 3, 4, 1, 2, 3], 6),
+        ([1, 2, 4, 1, 2, 4, 1, 2], 12),  # five match, and the same followed once before
+        ([1, 3, 1, 2, 1], 1),  # once it did, once it did not
+        ([1, 2, 4, 9, 1, 2, 3, 9, 1, 2], 3),  # three match, the last two were also followed by something else
+        ([1, 2, 3], 0),
+        ([7], 0),
+    ],
+)
+def test_how_many_are_worth_copying(text: list[int], count: int):
+    assert worth(np.array(text), *earlier(np.array(text))) == count
+
+
+@pytest.mark.parametrize(("lookahead", "most"), [(4, 4), (8, 8), (12, 8)])
+def test_no_more_is_copied_than_is_worth_it(lookahead: int, most: int):
+    """In a batch than in the row with most."""
     drafter, repeating, new = NgramDrafter(lookahead, Sampling(), 97), [8] * 4, [1, 2, 3]
 
     def proposed(*prompts: list[int]) -> list[list[int]]:

@@ -21,9 +21,7 @@ from shallowdraft.models.heads import Heads
 from shallowdraft.models.tree import Tree
 
 LONGEST_MATCH = 16  # tokens at the end of a text that are looked for further up
-# Copied for each token that matched. In what zoo:target writes the next token is right in about m of m + 2 cases after
-# a match of m, so 2 m copied ones all are in one of six to nine: there a token more costs about what it brings.
-FOR_A_MATCH = 2
+UNLIKELY = 1 / 9  # how likely a copied token is to be kept where it costs about what it brings
 
 Text = NDArray[Any]
 """Token ids."""
@@ -73,8 +71,8 @@ class NoDrafter:
 class NgramDrafter(NoDrafter):
     """Copies what followed the last time the text's last tokens stood there: no model, next to no time.
 
-    Twice as many tokens as matched, in a batch as in the row with the longest match. On a GPU, where shapes never
-    change, and if they are to be `whole`, proposals are as long as the lookahead.
+    As many tokens as are worth it, in a batch as in the row with most. On a GPU, where shapes never change, and if they
+    are to be `whole`, proposals are as long as the lookahead.
     """
 
     def __init__(self, lookahead: int, sampling: Sampling, vocab: int, *, whole: bool = False) -> None:
@@ -89,7 +87,8 @@ class NgramDrafter(NoDrafter):
             texts = [text[:length] for text, length in zip(state.tokens.numpy(), state.length.tolist(), strict=True)]
             found = [earlier(text) for text in texts]
             # The length depends on nothing but what was emitted: under sampling it changes no law.
-            count = most if self._whole else min(most, FOR_A_MATCH * max(matched for _, matched in found))
+            longest = max(worth(text, *match) for text, match in zip(texts, found, strict=True))
+            count = most if self._whole else min(most, longest)
             ahead = [onward(text, start, count) for text, (start, _) in zip(texts, found, strict=True)]
             proposed = torch.tensor(ahead, dtype=torch.int64)
         # Nothing is drawn: each token has all the probability of its law.
@@ -109,6 +108,24 @@ def earlier(text: Text) -> tuple[int, int]:
             break
         start, matched = at + matched + 1, matched + 1
     return start, matched
+
+
+def worth(text: Text, start: int, matched: int) -> int:
+    """How many tokens to copy from there: up to about twice as many as match, fewer where the text went on otherwise.
+
+    In what zoo:target writes the next token is right in about m of m + 2 cases where m match, and more often if the
+    last two were always followed by it. So if they were in c of n places, k copied tokens are taken to be right with
+    probability c / n · (m / (m + k))² where m counts the other such places too; k is where that becomes unlikely.
+    """
+    if not matched:
+        return 0
+    places = text[:-1] == text[-1]
+    if matched > 1:
+        places[0] = False
+        places[1:] &= text[:-2] == text[-2]
+    same = text[1:][places] == text[start]
+    evidence = matched + int(same.sum()) - 1
+    return round(evidence * (float(same.mean() / UNLIKELY) ** 0.5 - 1))
 
 
 def onward(text: Text, start: int, count: int) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shallowdraft.decoding.drafters import FOR_A_MATCH, earlier, onward
+from shallowdraft.decoding.drafters import earlier, onward, worth
 from shallowdraft.decoding.ways import Way
 from shallowdraft.replay.replays import Counted
 from shallowdraft.replay.traces import Output, Trace, require_greedy
@@ -16,8 +16,7 @@ def replay_copies(trace: Trace, lookaheads: Sequence[int], *, whole: bool = Fals
     """At every lookahead; `whole` as of the drafter, which it always is on a GPU."""
     require_greedy(trace)
     found = [_copies(output, max(lookaheads)) for output in trace.outputs]
-    worth = [[FOR_A_MATCH * matched for matched, _ in row] for row in found]
-    offered = {d: [[d if whole else min(d, count) for count in row] for row in worth] for d in lookaheads}
+    offered = {d: [[d if whole else min(d, count) for count, _ in row] for row in found] for d in lookaheads}
     kept = {
         d: [
             [min(count, right) for count, (_, right) in zip(counts, row, strict=True)]
@@ -29,11 +28,11 @@ def replay_copies(trace: Trace, lookaheads: Sequence[int], *, whole: bool = Fals
 
 
 def _copies(output: Output, longest: int) -> list[tuple[int, int]]:
-    """Of every place behind the first token: how many tokens match there, and how many copied ones would be right."""
+    """Of every place behind the first token: how many tokens are worth copying there, and how many would be right."""
     text, found = np.array(output.prompt + output.output), []
     for length in range(len(output.prompt) + 1, len(text)):
         start, matched = earlier(text[:length])
         ahead = text[length : length + longest]
         right = np.equal(onward(text[:length], start, len(ahead)), ahead)
-        found.append((matched, int(right.cumprod().sum())))
+        found.append((worth(text[:length], start, matched), int(right.cumprod().sum())))
     return found
