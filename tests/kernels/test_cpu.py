@@ -1,6 +1,10 @@
 """The C kernel: products against PyTorch, its build, and life without it. Layers are in tests/models/test_parity.py."""
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -210,3 +214,23 @@ def test_probes_take_less_than_a_millisecond_or_are_unknown():
         assert 0 <= handover_s < 1e-3
         assert 0 <= arithmetic_s < 1
         assert bool(arithmetic_s) == (threads > 1)
+
+
+@needs_kernel
+@pytest.mark.parametrize("capability", ["avx2", "default"])
+def test_processors_with_shorter_vectors(capability: str):
+    """Products, layers and rounding, by the tests that there are, in a process that packs weights for such vectors."""
+    here = Path(__file__).parent
+    chosen = "products or (panels and (llama or opt)) or (rounds_alike and qwen3)"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", chosen]
+    files = [str(here / "test_cpu.py"), str(here.parent / "models" / "test_parity.py")]
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+def test_vectors_of_each_processor(monkeypatch):
+    for capability, lanes in {"AVX512": 16, "AVX2": 8, "DEFAULT": 4}.items():
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda known=capability: known)
+        assert cpu.lanes.__wrapped__() == lanes

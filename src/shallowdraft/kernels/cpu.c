@@ -3,7 +3,7 @@
  *
  * For few tokens a pass is bound by reading the weights; whatever else it does must not stand in the way. So all layers
  * run inside one parallel region, threads meet at barriers, and every product reads its weight once, front to back, as
- * panels of 32 outputs: weight[panel][column][32]. The PyTorch reference is models/decoder.py, the tests compare both.
+ * panels of two vectors of outputs: weight[panel][column][2 * LANES]. The PyTorch reference is models/decoder.py, the tests compare both.
  * A row's result does not depend on the rows beside it: passes over one token and over many agree to the last bit.
  *
  * Shapes: R = B * T rows of activations (B sequences, T tokens each), S slots of the cache, D head width.
@@ -12,26 +12,31 @@
 #include <omp.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX512F__) || defined(__AVX2__)
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
-/* LANES (floats in a vector, 16) and QUERIES (of a head that share one reading of its keys, 6) come from cpu.py. */
+/* LANES (floats in a vector: 16, 8 or 4) and QUERIES (of a head that share one reading of its cache) come from cpu.py.
+ * In registers stay 2 * TILE sums of a product's TILE rows, and GROUP * CHUNK of GROUP queries, CHUNK vectors of a head;
+ * BLOCK slots stay in the nearest cache while one group after the other reads them. */
+#define GROUP 6
+#define BLOCK 32
 #define PANEL (2 * LANES)
-#define LINE 64 /* bytes of a cache line */
-#define CHUNK 4 /* vectors of a head whose QUERIES * CHUNK sums stay in registers */
-#ifdef __AVX512F__
-#define TILE 12 /* rows whose 2 * TILE accumulators stay in registers */
+#if LANES == 16
+#define TILE 12
+#define CHUNK 4
 #else
-#define TILE 3
+#define TILE 6
+#define CHUNK 2
 #endif
+#define LINE 64 /* bytes of a cache line */
 /* Bytes that weights and cached entries are asked for ahead of their use: a processor by itself stops at the end of a
  * page, and more tokens in a pass would then cost their arithmetic on top of the reading instead of beside it. */
 #define WEIGHTS_AHEAD (16 << 10)
 #define CACHE_AHEAD (8 << 10)
 
-typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 enum { SILU, RELU, GELU, GELU_TANH };
@@ -70,11 +75,15 @@ static inline vec splat(float value) { return (vec){0} + value; }
 static inline vec pick(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
 
 static inline float sum(vec v) { /* halves onto halves: a chain of sixteen additions would take four times as long */
-    typedef float half __attribute__((vector_size(32)));
-    typedef float quarter __attribute__((vector_size(16)));
-    union { vec whole; half halves[2]; } a = {v};
-    union { half whole; quarter halves[2]; } b = {a.halves[0] + a.halves[1]};
-    quarter q = b.halves[0] + b.halves[1];
+    typedef float four __attribute__((vector_size(16)));
+    union { vec whole; four parts[LANES / 4]; } a = {v};
+#if LANES == 16
+    four q = (a.parts[0] + a.parts[2]) + (a.parts[1] + a.parts[3]);
+#elif LANES == 8
+    four q = a.parts[0] + a.parts[1];
+#else
+    four q = a.whole;
+#endif
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
@@ -142,13 +151,10 @@ static inline void put(float *y, vec value, int64_t count) {
 static inline __attribute__((always_inline)) vec widen(const void *weight, int64_t at, int bytes) {
     if (!bytes) return *(const vec *)((const float *)weight + at);
     const int8_t *from = (const int8_t *)weight + at;
-#if defined(__AVX512F__) /* gcc widens byte by byte if it is asked in its own vector language */
+#if LANES == 16 /* gcc widens byte by byte if it is asked in its own vector language */
     return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-#elif defined(__AVX2__)
-    union { vec whole; __m256 halves[2]; } wide;
-    for (int half = 0; half < 2; half++)
-        wide.halves[half] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + 8 * half))));
-    return wide.whole;
+#elif LANES == 8
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
 #else
     return __builtin_convertvector(*(const bvec *)from, vec);
 #endif
@@ -184,7 +190,7 @@ static inline __attribute__((always_inline)) void tile(int rows, int bytes, cons
         }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
-        if (mode == GATE) { /* a panel holds 16 gates and the 16 values they gate */
+        if (mode == GATE) { /* a panel holds gates and the values they gate */
             int64_t at = panel * LANES;
             put(y + r * stride + at, activate(acc[r][0], activation) * acc[r][1], stride - at);
             continue;
@@ -219,9 +225,9 @@ static void multiply(const Product *m, const float *x, int64_t rows, float *y, i
         else tile(n, 0, m, panel, xr, yr, stride, mode, activation); \
         break;
             switch (rows * (i + 1) / tiles - r) {
-                CASE(1) CASE(2) CASE(3)
-#ifdef __AVX512F__
-                CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if TILE == 12
+                CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
             }
         }
@@ -258,30 +264,43 @@ static void place(const Model *m, const Layer *l, float *qkv, const int64_t *pos
     }
 }
 
-/* Values weighted by scores, CHUNK vectors of a head at once, so that the cache is read in the order it lies in memory.
- * `count` and `parts` are constants wherever this is inlined. */
-static inline __attribute__((always_inline)) void blend(int count, int parts, float *out[], const float *values,
-                                                        int64_t at, int64_t first, int64_t last, int64_t D,
-                                                        const float *scores, int64_t width, const float *inverse) {
-    vec mix[QUERIES][CHUNK];
+/* Adds values of so many slots, weighted by scores, to CHUNK vectors of some queries' heads. `queries` and `parts` are
+ * constants wherever this is inlined. */
+static inline __attribute__((always_inline)) void blend(int queries, int parts, float *const *out, const float *values,
+                                                        int64_t count, int64_t D, const float *scores, int64_t width) {
+    vec mix[GROUP][CHUNK];
 #pragma GCC unroll 6
-    for (int t = 0; t < count; t++)
+    for (int t = 0; t < queries; t++)
 #pragma GCC unroll 4
-        for (int c = 0; c < parts; c++) mix[t][c] = (vec){0};
-    for (int64_t j = first; j < last; j++) {
-        const float *value = values + j * D;
+        for (int c = 0; c < parts; c++) mix[t][c] = *(const vec *)(out[t] + c * LANES);
+    for (int64_t j = 0; j < count; j++)
 #pragma GCC unroll 4
         for (int c = 0; c < parts; c++) {
-            __builtin_prefetch((const char *)(value + c * LANES) + CACHE_AHEAD);
-            vec v = *(const vec *)(value + c * LANES);
+            const float *value = values + j * D + c * LANES;
+            __builtin_prefetch((const char *)value + CACHE_AHEAD);
+            vec v = *(const vec *)value;
 #pragma GCC unroll 6
-            for (int t = 0; t < count; t++) mix[t][c] += v * scores[t * width + j - first];
+            for (int t = 0; t < queries; t++) mix[t][c] += v * scores[t * width + j];
         }
-    }
 #pragma GCC unroll 6
-    for (int t = 0; t < count; t++)
+    for (int t = 0; t < queries; t++)
 #pragma GCC unroll 4
-        for (int c = 0; c < parts; c++) *(vec *)(out[t] + at + c * LANES) = mix[t][c] * inverse[t];
+        for (int c = 0; c < parts; c++) *(vec *)(out[t] + c * LANES) = mix[t][c];
+}
+
+/* The same over whole heads of at most GROUP queries. */
+static void blend_heads(int queries, float *const *out, const float *values, int64_t count, int64_t D,
+                        const float *scores, int64_t width) {
+    float *to[GROUP];
+#define BLEND(n, parts) case n: blend(n, parts, to, values + i, count, D, scores, width); break;
+#define EACH(parts) \
+    for (int t = 0; t < queries; t++) to[t] = out[t] + i; \
+    switch (queries) { \
+        BLEND(1, parts) BLEND(2, parts) BLEND(3, parts) BLEND(4, parts) BLEND(5, parts) BLEND(6, parts) \
+    }
+    int64_t i = 0;
+    for (; i + CHUNK * LANES <= D; i += CHUNK * LANES) { EACH(CHUNK) }
+    for (; i < D; i += LANES) { EACH(1) }
 }
 
 /* Whether a node sees slot j: what stands before its tree, and what leads to it. */
@@ -295,29 +314,42 @@ static inline vec halved(vec a, vec b, ivec one, ivec other) {
     return __builtin_shuffle(a, b, one) + __builtin_shuffle(a, b, other);
 }
 
-/* Four vectors as one, each of whose quarters holds a sum of each. */
+#if LANES == 16
+#define IN_FOURS(a, b, c, d) {a, b, c, d, a + 4, b + 4, c + 4, d + 4, a + 8, b + 8, c + 8, d + 8, a + 12, b + 12, c + 12, d + 12}
+#elif LANES == 8
+#define IN_FOURS(a, b, c, d) {a, b, c, d, a + 4, b + 4, c + 4, d + 4}
+#else
+#define IN_FOURS(a, b, c, d) {a, b, c, d}
+#endif
+
+/* Four vectors as one, each of whose groups of four lanes holds a sum of each. */
 static inline vec fours(const vec *v) {
-    const ivec low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
-    const ivec high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
-    const ivec left = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
-    const ivec right = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
+    const ivec low = IN_FOURS(0, LANES, 1, LANES + 1), high = IN_FOURS(2, LANES + 2, 3, LANES + 3);
+    const ivec left = IN_FOURS(0, 1, LANES, LANES + 1), right = IN_FOURS(2, 3, LANES + 2, LANES + 3);
     return halved(halved(v[0], v[1], low, high), halved(v[2], v[3], low, high), left, right);
 }
 
-/* Four of those as the sums over the lanes of sixteen vectors, in their order. */
-static inline vec sums(const vec *quarters) {
+/* LANES / 4 of those as the sums over the lanes of LANES vectors, in their order. */
+static inline vec sums(const vec *v) {
+#if LANES == 16
     const ivec low = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
     const ivec high = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
     const ivec even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
     const ivec odd = {4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31};
-    return halved(halved(quarters[0], quarters[1], low, high), halved(quarters[2], quarters[3], low, high), even, odd);
+    return halved(halved(v[0], v[1], low, high), halved(v[2], v[3], low, high), even, odd);
+#elif LANES == 8
+    const ivec low = {0, 1, 2, 3, 8, 9, 10, 11}, high = {4, 5, 6, 7, 12, 13, 14, 15};
+    return halved(v[0], v[1], low, high);
+#else
+    return v[0];
+#endif
 }
 
 /* Products of a query with the keys of LANES slots; from `last` on there are none. */
 static inline vec score(const float *q, const float *keys, int64_t j, int64_t last, int64_t D) {
-    vec quarter[4];
+    vec found[LANES / 4];
 #pragma GCC unroll 4
-    for (int g = 0; g < 4; g++) {
+    for (int g = 0; g < LANES / 4; g++) {
         const float *key[4];
         vec dot[4] = {{0}};
 #pragma GCC unroll 4
@@ -327,18 +359,17 @@ static inline vec score(const float *q, const float *keys, int64_t j, int64_t la
 #pragma GCC unroll 4
             for (int s = 0; s < 4; s++) dot[s] += x * *(const vec *)(key[s] + i);
         }
-        quarter[g] = fours(dot);
+        found[g] = fours(dot);
     }
-    return sums(quarter);
+    return sums(found);
 }
 
-/* `count` queries of one head against the slots [first, last): scores, softmax, mix. D is a multiple of 16. */
+/* `count` queries of one head against the slots [first, last): scores, softmax, mix. D is a multiple of LANES. */
 static void attend(int count, const float *q[], float *out[], const int64_t *limit, int64_t window, const float *keys,
                    const float *values, int64_t first, int64_t last, int64_t D, float *scores, const Tree *tree,
                    int64_t base, const int64_t *led) {
     const int64_t width = (last - first + LANES - 1) / LANES * LANES;
     const float scale = 1 / sqrtf((float)D);
-    float inverse[QUERIES];
     vec largest[QUERIES];
     for (int t = 0; t < count; t++) largest[t] = splat(-INFINITY);
     for (int64_t j = first; j < last; j += LANES) {
@@ -365,16 +396,17 @@ static void attend(int count, const float *q[], float *out[], const int64_t *lim
             *(vec *)(s + j) = e;
             total += e;
         }
-        inverse[t] = 1 / sum(total);
+        const float inverse = 1 / sum(total);
+        for (int64_t j = 0; j < width; j += LANES) *(vec *)(s + j) *= inverse;
+        memset(out[t], 0, D * sizeof(float));
     }
-#define BLEND(n, parts) case n: blend(n, parts, out, values + i, i, first, last, D, scores, width, inverse); break;
-#define EACH(parts) \
-    switch (count) { \
-        BLEND(1, parts) BLEND(2, parts) BLEND(3, parts) BLEND(4, parts) BLEND(5, parts) BLEND(6, parts) \
-    }
-    int64_t i = 0;
-    for (; i + CHUNK * LANES <= D; i += CHUNK * LANES) EACH(CHUNK)
-    for (; i < D; i += LANES) EACH(1)
+    const int groups = (count + GROUP - 1) / GROUP;
+    for (int64_t j = first; j < last; j += BLOCK)
+        for (int g = 0; g < groups; g++) {
+            const int from = count * g / groups, to = count * (g + 1) / groups;
+            blend_heads(to - from, out + from, values + j * D, last - j < BLOCK ? last - j : BLOCK, D,
+                        scores + from * width + j - first, width);
+        }
 }
 
 /* All heads: this thread's share of (sequence, head, tile of queries), a head's tiles one after the other. */

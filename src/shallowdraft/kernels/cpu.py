@@ -13,15 +13,16 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
+import torch
+
 log = logging.getLogger(__name__)
 
-LANES, QUERIES = 16, 6
-PANEL = 2 * LANES
+QUERIES = 24
+VECTORS = {"AVX512": 16, "AVX2": 8}  # floats in the widest of a processor; elsewhere 4, as in NEON
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
 PROBES, HANDOVERS, MULTIPLICATIONS = 3, 100, 20_000
 _SOURCE = Path(__file__).with_name("cpu.c")
-_SIZES = (f"-DLANES={LANES}", f"-DQUERIES={QUERIES}")
-_FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", *_SIZES)
+_FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", f"-DQUERIES={QUERIES}")
 
 
 class Product(Structure):
@@ -73,6 +74,12 @@ class Tree(Structure):
 
 
 @cache
+def lanes() -> int:
+    """Floats in a vector; a panel of weights holds twice as many outputs."""
+    return VECTORS.get(torch.backends.cpu.get_cpu_capability(), 4)
+
+
+@cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they cannot be built; said once."""
     compiler = shutil.which("gcc")  # its OpenMP is the one that PyTorch brings; a second one would fight for the cores
@@ -119,13 +126,14 @@ def _built(compiler: str) -> Path:
     """The shared library for this source, compiler and processor, compiled if it is not in the user's cache yet."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shallowdraft"
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    key = "\n".join((_SOURCE.read_text(), " ".join(_FLAGS), version, _processor()))
+    flags = (*_FLAGS, f"-DLANES={lanes()}")
+    key = "\n".join((_SOURCE.read_text(), " ".join(flags), version, _processor()))
     path = folder / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
-            command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE), "-lm"]
+            command = [compiler, *flags, "-o", str(made), str(_SOURCE), "-lm"]
             subprocess.run(command, capture_output=True, text=True, check=True)
             made.replace(path)
     return path

@@ -199,7 +199,7 @@ class Decoder(nn.Module):
     def _take_kernels(self) -> None:
         """For whole layers, less what is skipped."""
         if self.packing in ("panels", "bytes") and self.device.type == "cpu" and not self.shape.encoder:
-            assert self.shape.head_dim % cpu.LANES == 0
+            assert self.shape.head_dim % cpu.lanes() == 0
             self.native = native.NativeLayers(self.shape, self.blocks, self.norm, self.skips)
         elif self.device.type == "cuda":
             self.fused = fused.fuse(self.shape, self.blocks, self.norm, self.head, self.dtype, self.skips)

@@ -103,7 +103,7 @@ class NativeLayers:
         return drafted, largest
 
     def _scratch(self, rows: int, cache: KVCache, threads: int) -> Tensor:
-        floats = rows * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.LANES)
+        floats = rows * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.lanes())
         return torch.empty(floats, dtype=torch.float32)
 
 

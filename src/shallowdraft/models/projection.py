@@ -3,7 +3,7 @@
 On a GPU a weight may be rounded to 8 bits, with a scale for each output; it stays in its order.
 
 With few rows a product is bound by reading its weight, and a CPU reads fastest front to back. `pack` therefore stores a
-weight as panels of 32 outputs for our own kernel (kernels/cpu.c), or, without a C compiler and in bf16, in oneDNN's
+weight as panels of outputs for our own kernel (kernels/cpu.c), or, without a C compiler and in bf16, in oneDNN's
 layout; docs/decisions/001-packed-weights.md has the measurements. Packing only permutes: `dense_weight` undoes it.
 """
 
@@ -108,7 +108,7 @@ def best_packing(shape: ModelShape, dtype: torch.dtype, device: torch.device) ->
     """How weights of this kind are read fastest here."""
     if device.type != "cpu":
         return "none"
-    if dtype == torch.float32 and shape.head_dim % cpu.LANES == 0 and cpu.library() is not None:
+    if dtype == torch.float32 and shape.head_dim % cpu.lanes() == 0 and cpu.library() is not None:
         return "panels"
     if not torch.backends.mkldnn.is_available():
         return "none"
@@ -127,18 +127,18 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
 
 
 def _to_panels(weight: Tensor, gated: bool) -> Tensor:
-    """[N, K] -> [panels, K, 32], the last panel filled with zeros; gated: 16 gates beside the 16 values they gate."""
+    """[N, K] -> [panels, K, 2 lanes], the last filled with zeros; gated: a panel has gates and the values they gate."""
     if gated:
         gate, value = weight.chunk(2)
-        pairs = torch.stack((_in_blocks(gate, cpu.LANES), _in_blocks(value, cpu.LANES)), 1)
+        pairs = torch.stack((_in_blocks(gate, cpu.lanes()), _in_blocks(value, cpu.lanes())), 1)
         return pairs.flatten(1, 2).transpose(1, 2).contiguous()
-    return _in_blocks(weight, cpu.PANEL).transpose(1, 2).contiguous()
+    return _in_blocks(weight, 2 * cpu.lanes()).transpose(1, 2).contiguous()
 
 
 def _from_panels(panels: Tensor, outputs: int, gated: bool) -> Tensor:
     rows: Tensor = panels.transpose(1, 2)
     if gated:
-        halves: Tensor = rows.reshape(len(rows), 2, cpu.LANES, -1).transpose(0, 1).flatten(1, 2)
+        halves: Tensor = rows.reshape(len(rows), 2, cpu.lanes(), -1).transpose(0, 1).flatten(1, 2)
         return halves[:, : outputs // 2].reshape(outputs, -1)
     return rows.flatten(0, 1)[:outputs].contiguous()
 
