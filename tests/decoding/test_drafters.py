@@ -1,11 +1,10 @@
 """Text that proposes its own continuation."""
 
-import numpy as np
 import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.decoding.drafters import LONGEST_MATCH, NgramDrafter, copied, earlier, onward, worth
+from shallowdraft.decoding.drafters import LONGEST_MATCH, NgramDrafter, copied, earlier, onward, worth, written
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_state
 from shallowdraft.errors import OptionError
@@ -26,9 +25,9 @@ from shallowdraft.shapes import ModelShape
     ],
 )
 def test_what_followed_the_last_time(text: list[int], matching: int, wanted: list[int]):
-    start, matched = earlier(np.array(text))
+    start, matched = earlier(written(text))
     assert matched == matching
-    assert onward(np.array(text), start, 5) == wanted
+    assert onward(written(text), start, 5) == wanted
     padded = torch.tensor([[*text, *[2] * 6], [2] * (len(text) + 6)])  # what lies behind the text is not part of it
     found = copied(padded, torch.tensor([len(text), 4]), 5)
     assert found.tolist() == [wanted, [2] * 5]
@@ -64,21 +63,37 @@ def test_a_text_that_goes_round_is_copied():
     ],
 )
 def test_how_many_are_worth_copying(text: list[int], count: int):
-    assert worth(np.array(text), *earlier(np.array(text))) == count
+    assert worth(written(text), *earlier(written(text))) == count
 
 
-@pytest.mark.parametrize(("lookahead", "most"), [(4, 4), (8, 8), (12, 8)])
+@pytest.mark.parametrize(("lookahead", "most"), [(4, 4), (6, 6), (12, 6)])
 def test_no_more_is_copied_than_is_worth_it(lookahead: int, most: int):
     """In a batch than in the row with most."""
-    drafter, repeating, new = NgramDrafter(lookahead, Sampling(), 97), [8] * 4, [1, 2, 3]
+    repeating, new = [8, 9, 10] * 2, [1, 2, 3]
 
     def proposed(*prompts: list[int]) -> list[list[int]]:
         state = new_state(list(prompts), [60] * len(prompts), lookahead, torch.device("cpu"))
+        drafter = NgramDrafter(lookahead, Sampling(), 97)
         return drafter.propose(state, torch.zeros(len(prompts), lookahead), 0).tokens.tolist()
 
     assert proposed(new) == [[]]
-    assert proposed(repeating) == [[8] * most]
-    assert proposed(new, repeating) == [[3] * most, [8] * most]
+    assert proposed(repeating) == [repeating[:most]]
+    assert proposed(new, repeating) == [[3] * most, repeating[:most]]
+
+
+def test_a_text_that_grows_or_is_cut():
+    """As when a generation goes on, or an engine is rewound to its prompt."""
+    state = new_state([[4, 5, 6, 4, 5]], [60], 4, torch.device("cpu"))
+    drafter, uniforms = NgramDrafter(4, Sampling(), 97), torch.zeros(1, 4)
+    assert drafter.propose(state, uniforms, 0).tokens.tolist() == [[6, 4, 5, 6]]
+    state.tokens[0, 5:7] = torch.tensor([7, 5])
+    state.length += 2
+    assert drafter.propose(state, uniforms, 0).tokens.tolist() == [[7]]
+    state.length -= 3
+    assert drafter.propose(state, uniforms, 0).tokens.tolist() == [[5, 6]]
+    state.tokens[0, 4] = 9
+    state.length += 1
+    assert drafter.propose(state, uniforms, 0).tokens.tolist() == [[]]
 
 
 def test_statistics_count_what_was_copied(pair):

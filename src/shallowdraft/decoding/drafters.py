@@ -4,11 +4,11 @@ Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buf
 """
 
 import copy
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shallowdraft.decoding.pace import Confidence
@@ -23,8 +23,8 @@ from shallowdraft.models.tree import Tree
 LONGEST_MATCH = 16  # tokens at the end of a text that are looked for further up
 UNLIKELY = 1 / 9  # how likely a copied token is to be kept where it costs about what it brings
 
-Text = NDArray[Any]
-"""Token ids."""
+Text = str
+"""A character for each token id: strings are searched faster than arrays."""
 
 
 class Drafter(Protocol):
@@ -78,13 +78,17 @@ class NgramDrafter(NoDrafter):
     def __init__(self, lookahead: int, sampling: Sampling, vocab: int, *, whole: bool = False) -> None:
         self.lookahead = self.nodes = lookahead
         self._vocab, self._whole = None if sampling.greedy else vocab, whole
+        self._texts: list[Text] = []
+
+    def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
+        self._texts = []
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
         most = uniforms.shape[1]
         if state.tokens.is_cuda:
             proposed = copied(state.tokens, state.length, most)
         else:
-            texts = [text[:length] for text, length in zip(state.tokens.numpy(), state.length.tolist(), strict=True)]
+            self._texts = texts = self._read(state)
             found = [earlier(text) for text in texts]
             # The length depends on nothing but what was emitted: under sampling it changes no law.
             longest = max(worth(text, *match) for text, match in zip(texts, found, strict=True))
@@ -95,15 +99,24 @@ class NgramDrafter(NoDrafter):
         q = None if self._vocab is None else torch.nn.functional.one_hot(proposed, self._vocab).float()
         return Proposal(proposed, q)
 
+    def _read(self, state: State) -> list[Text]:
+        """Of every row what is known and what came since; a row may have been cut, too."""
+        texts = self._texts or [""] * len(state.tokens)
+        rows = zip(texts, state.tokens.numpy(), state.length.tolist(), strict=True)
+        return [text[:length] + written(tokens[len(text) : length].tolist()) for text, tokens, length in rows]
+
+
+def written(tokens: Iterable[int]) -> Text:
+    return "".join(map(chr, tokens))
+
 
 def earlier(text: Text) -> tuple[int, int]:
     """Where the latest of the longest earlier matches of a text's end goes on, and how many tokens match: without any
     the last token, and 0.
     """
-    written = text.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")  # strings are searched faster
     start, matched = len(text) - 1, 0
     while matched < LONGEST_MATCH:
-        at = written.rfind(written[-matched - 1 :], 0, start)
+        at = text.rfind(text[-matched - 1 :], 0, start)
         if at < 0:
             break
         start, matched = at + matched + 1, matched + 1
@@ -119,18 +132,14 @@ def worth(text: Text, start: int, matched: int) -> int:
     """
     if not matched:
         return 0
-    places = text[:-1] == text[-1]
-    if matched > 1:
-        places[0] = False
-        places[1:] &= text[:-2] == text[-2]
-    same = text[1:][places] == text[start]
-    evidence = matched + int(same.sum()) - 1
-    return round(evidence * (float(same.mean() / UNLIKELY) ** 0.5 - 1))
+    end = text[-2:] if matched > 1 else text[-1]
+    same, places = text.count(end + text[start]), text.count(end, 0, -1)
+    return round((matched + same - 1) * (math.sqrt(same / places / UNLIKELY) - 1))
 
 
 def onward(text: Text, start: int, count: int) -> list[int]:
     """So many tokens from a place on; once they have caught up with the text's end they go round."""
-    found: list[int] = text[start : start + count].tolist()
+    found = [ord(token) for token in text[start : start + count]]
     return (found * count)[:count]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shallowdraft.decoding.drafters import earlier, onward, worth
+from shallowdraft.decoding.drafters import earlier, onward, worth, written
 from shallowdraft.decoding.ways import Way
 from shallowdraft.replay.replays import Counted
 from shallowdraft.replay.traces import Output, Trace, require_greedy
@@ -29,10 +29,10 @@ def replay_copies(trace: Trace, lookaheads: Sequence[int], *, whole: bool = Fals
 
 def _copies(output: Output, longest: int) -> list[tuple[int, int]]:
     """Of every place behind the first token: how many tokens are worth copying there, and how many would be right."""
-    text, found = np.array(output.prompt + output.output), []
+    text, found = written(output.prompt + output.output), []
     for length in range(len(output.prompt) + 1, len(text)):
         start, matched = earlier(text[:length])
-        ahead = text[length : length + longest]
+        ahead = [ord(token) for token in text[length : length + longest]]
         right = np.equal(onward(text[:length], start, len(ahead)), ahead)
         found.append((worth(text[:length], start, matched), int(right.cumprod().sum())))
     return found
