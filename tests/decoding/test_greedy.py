@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import shallowdraft as sd
 from shallowdraft.decoding.state import State
 from shallowdraft.models.cache import KVCache
+from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.synthetic import random_decoder
 from shallowdraft.shapes import ModelShape
 
@@ -171,17 +172,26 @@ def test_a_tree_left_scattered_is_caught(pair, monkeypatch):
         assert_lossless(target, draft, PROMPTS, 4, {"drafter": "tree", "nodes": 12}, max_new_tokens=48)
 
 
-def test_a_wrong_position_is_caught(pair, monkeypatch):
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_wrong_position_is_caught(pair, monkeypatch, pack: bool):
     """Wrong: verification starts one position late after a full acceptance, as if the bonus token were in the cache."""
-    target, draft = pair("llama", 0.0)
-    real = State.commit
+    target, draft = (noisy(model, 0.0, pack=pack) for model in pair("llama"))
+    commit, settle = State.commit, Decoder.settle
 
-    def commit(self, verdict):
-        real(self, verdict)
+    def late_commit(self, verdict):
+        commit(self, verdict)
         late = (verdict.accepted == self.lookahead) & (self.lookahead > 0)
         self.length = torch.minimum(self.length + late, self.limit)
 
-    monkeypatch.setattr(State, "commit", commit)
+    def late_settle(self, proposed, drafted, tokens, length, limit, *rest):
+        packed = settle(self, proposed, drafted, tokens, length, limit, *rest)
+        if packed is not None:
+            late = (packed[:, 0] == proposed.shape[1]) & (proposed.shape[1] > 0)
+            length.copy_(torch.minimum(length + late, limit))
+        return packed
+
+    monkeypatch.setattr(State, "commit", late_commit)
+    monkeypatch.setattr(Decoder, "settle", late_settle)
     with pytest.raises(AssertionError):
         assert_lossless(target, draft, PROMPTS, 4, max_new_tokens=48)
 

@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shallowdraft as sd
+from shallowdraft.decoding.state import State, fill, new_state
+from shallowdraft.decoding.verification import Proposal, verify_choice
 from shallowdraft.errors import OptionError
 from shallowdraft.kernels import cpu
+from shallowdraft.models.cache import KVCache
 from shallowdraft.models.checkpoint import load_decoder
 from shallowdraft.models.projection import Projection, best_packing
 
@@ -116,6 +119,62 @@ def reference(decoder, tokens, positions, cache, steps, vocab):
         logits.append(best)
         tokens, positions = token[:, None], positions[:, -1:] + 1
     return torch.stack(made, 1), torch.stack(logits, 1)
+
+
+@needs_kernel
+@pytest.mark.parametrize("packing", ["panels", "bytes"])
+@pytest.mark.parametrize("kind", ["llama", "mistral-window", "qwen3-tied"])
+@pytest.mark.parametrize("count", [0, 1, 4, 13])
+def test_verification_and_commit_in_one_call(folder, kind: str, packing: str, count: int):
+    """As one after the other, for rows of different lengths: nothing, a part and all accepted; a row at its limit."""
+    decoder = load_decoder(folder(kind), dtype=torch.float32, device=CPU).pack(packing)
+    prompts = torch.randint(97, (4, 20), generator=torch.Generator().manual_seed(count)).tolist()
+    prompts = [prompt[:length] for prompt, length in zip(prompts, (20, 13, 7, 9), strict=True)]
+    limits = [40, 30, 40, 10]
+
+    def begun() -> tuple[State, KVCache]:
+        state = new_state(prompts, limits, count, CPU)
+        cache = decoder.new_cache(*state.tokens.shape)
+        fill(decoder, cache, state)
+        return state, cache
+
+    state, cache = begun()
+    right = decoder.decode(*state.tail(1), cache, 40, count, 97)[0] if count else state.tokens[:, :0]
+    for wrong in range(count + 1):
+        proposed = right.clone()
+        proposed[0, wrong:] = (right[0, wrong:] + 1) % 97
+        proposal = Proposal(proposed, None, torch.ones(4, count))
+        state, cache = begun()
+        best, choice = decoder.choose(*state.tail(1, proposed), cache, state.span, 97)
+        verdict = verify_choice(best, choice, proposal)
+        state.commit(verdict)
+        again, cache = begun()
+        packed = decoder.settle(proposed, proposal.largest, again.tokens, again.length, again.limit, cache, -1)
+        assert packed.tolist() == torch.cat((verdict.accepted[:, None], choice), 1).tolist()
+        assert packed[0, 0] == wrong
+        assert again.length.tolist() == state.length.tolist()
+        for row, length in enumerate(state.length.tolist()):
+            assert again.tokens[row, :length].tolist() == state.tokens[row, :length].tolist()
+
+
+@needs_kernel
+def test_a_row_is_sound_if_what_decided_was_a_number(folder):
+    decoder = load_decoder(folder("llama"), dtype=torch.float32, device=CPU)
+    sound = decoder.pack("panels")
+    wrong = load_decoder(folder("llama"), dtype=torch.float32, device=CPU)
+    wrong.head.weight.data[70] = float("nan")
+    wrong.pack("panels")
+
+    def accepted(decoder, drafted: list[float]) -> int:
+        state = new_state([[3, 4, 5]], [9], 2, CPU)
+        cache = decoder.new_cache(*state.tokens.shape)
+        fill(decoder, cache, state)
+        row = state.tokens, state.length, state.limit
+        return int(decoder.settle(torch.tensor([[96, 96]]), torch.tensor([drafted]), *row, cache, -7)[0, 0])
+
+    assert accepted(sound, [1.0, 1.0]) == 0
+    assert accepted(sound, [1.0, float("inf")]) == -7
+    assert accepted(wrong, [1.0, 1.0]) == -7
 
 
 @needs_kernel

@@ -161,6 +161,10 @@ class Engine:
             if d:
                 self.target.share(proposal.tokens, proposal.q)
         with self.clock.phase("verify"):
+            if self.sampling.greedy and proposal.tree is None and self._graphs is None:
+                settled = self._settled_in_one(proposal)
+                if settled is not None:
+                    return settled
             tokens, positions = self.state.tail(1, proposal.tokens)
             coins, last = uniforms[:, nodes : 2 * nodes], uniforms[:, -1]
             if proposal.tree is not None:
@@ -180,6 +184,13 @@ class Engine:
                 verdict = verify(logits, proposal, self.sampling, coins, last, self.rule)
         self.state.commit(verdict)
         return _packed(verdict)
+
+    def _settled_in_one(self, proposal: Proposal) -> Tensor | None:
+        """The pass, `verify_choice`, `State.commit` and `_packed` in one call, where there is such a kernel."""
+        assert self.cache is not None
+        state = self.state
+        row = state.tokens, state.length, state.limit
+        return self.target.settle(proposal.tokens, proposal.largest, *row, self.cache, UNSOUND)
 
     def _tree_verified(self, tokens: Tensor, proposal: Proposal, coins: Tensor, last: Tensor) -> Tensor:
         """One pass over the whole tree; what was accepted of it then lies in the caches as if it had been alone."""

@@ -490,30 +490,62 @@ void forward(const Model *m, float *x, const int64_t *positions, const Tree *tre
     layers(m, x, positions, tree, batch, tokens, cache, slots, cosine, sine, scratch);
 }
 
+/* A token's embedding; beyond the `known` ones that of the last. */
+static inline void enter(const float *embedding, int64_t known, int64_t token, float *x, int64_t width) {
+    memcpy(x, embedding + (token < known ? token : known - 1) * width, width * sizeof(float));
+}
+
+/* Of this thread's share of the first `vocab` logits of rows x [R, C] the largest: into its places of best and chosen
+ * [threads, R]; no number if one was none. */
+static void seek(const Product *head, int64_t vocab, const float *x, int64_t rows, float *logits, float *best,
+                 int64_t *chosen) {
+    int64_t me = omp_get_thread_num(), first, end;
+    share((head->outputs + PANEL - 1) / PANEL, &first, &end);
+    first *= PANEL;
+    end = end * PANEL < vocab ? end * PANEL : vocab;
+    multiply(head, x, rows, logits, STORE, 0);
+    for (int64_t r = 0; r < rows; r++) { /* while its own logits are still in its cache */
+        float most = -INFINITY;
+        int64_t at = first;
+        const float *row = logits + r * head->outputs;
+        for (int64_t i = first; i < end; i++)
+            if (!(row[i] <= most)) {
+                most = row[i], at = i;
+                if (most != most) break;
+            }
+        best[me * rows + r] = most, chosen[me * rows + r] = at;
+    }
+}
+
+/* Which thread found the largest logit of a row, as a place in best and chosen. */
+static inline int64_t winner(const float *best, int64_t rows, int64_t row) {
+    int64_t won = row;
+    for (int64_t other = 1; other < omp_get_num_threads(); other++) {
+        int64_t at = other * rows + row;
+        if (!(best[at] <= best[won]) && best[won] == best[won]) won = at;
+    }
+    return won;
+}
+
 /* Decode `steps` tokens greedily after tokens [B, T] at positions [B, T], which end one before the first new one: into
  * drafted [B, steps], with the logit of each in largest [B, steps], NaN where there was one. Of the head's outputs the
- * first `vocab` count; `known` is the embedding's number of rows. `x` holds B * (T * C + T + C + outputs) floats and
- * then 2 * B for each thread. */
+ * first `vocab` count; `known` is the embedding's number of rows. `x` holds B * (T * C + C + outputs) floats and then B
+ * for each thread, `place_of` B * T places and then B for each thread. */
 void decode(const Model *m, const float *embedding, int64_t known, const Product *head, int64_t vocab,
             const int64_t *tokens, const int64_t *positions, int64_t batch, int64_t count, int64_t steps,
             int64_t *drafted, float *largest, float *cache, int64_t slots, const float *cosine, const float *sine,
             float *x, int64_t *place_of, float *scratch, int64_t threads) {
     const int64_t C = m->d_model;
     float *last = x + batch * count * C, *logits = last + batch * C, *best = logits + batch * head->outputs;
-    int64_t *chosen = place_of + batch * count; /* [threads, B] */
+    int64_t *chosen = place_of + batch * count;
 #pragma omp parallel num_threads(threads)
     {
-        int64_t me = omp_get_thread_num(), all = omp_get_num_threads(), from, to, first, end;
-        share((head->outputs + PANEL - 1) / PANEL, &first, &end);
-        first *= PANEL;
-        end = end * PANEL < vocab ? end * PANEL : vocab;
+        int64_t from, to;
         for (int64_t step = 0; step < steps; step++) {
             const int64_t T = step ? 1 : count;
             share(batch * T, &from, &to);
             for (int64_t r = from; r < to; r++) {
-                int64_t token = step ? drafted[r * steps + step - 1] : tokens[r];
-                token = token < known ? token : known - 1;
-                memcpy(x + r * C, embedding + token * C, C * sizeof(float));
+                enter(embedding, known, step ? drafted[r * steps + step - 1] : tokens[r], x + r * C, C);
                 place_of[r] = step ? positions[r * count + count - 1] + step : positions[r];
             }
 #pragma omp barrier
@@ -522,29 +554,58 @@ void decode(const Model *m, const float *embedding, int64_t known, const Product
             share(batch, &from, &to);
             for (int64_t b = from; b < to; b++) memcpy(last + b * C, x + (b * T + T - 1) * C, C * sizeof(float));
 #pragma omp barrier
-            multiply(head, last, batch, logits, STORE, 0);
-            for (int64_t b = 0; b < batch; b++) { /* its own share of the logits, still in its cache */
-                float most = -INFINITY;
-                int64_t at = first;
-                const float *row = logits + b * head->outputs;
-                for (int64_t i = first; i < end; i++)
-                    if (!(row[i] <= most)) {
-                        most = row[i], at = i;
-                        if (most != most) break;
-                    }
-                best[me * batch + b] = most, chosen[me * batch + b] = at;
-            }
+            seek(head, vocab, last, batch, logits, best, chosen);
 #pragma omp barrier
-            share(batch, &from, &to);
             for (int64_t b = from; b < to; b++) {
-                int64_t winner = 0;
-                for (int64_t other = 1; other < all; other++)
-                    if (!(best[other * batch + b] <= best[winner * batch + b]) && best[winner * batch + b] == best[winner * batch + b])
-                        winner = other;
-                drafted[b * steps + step] = chosen[winner * batch + b];
-                largest[b * steps + step] = best[winner * batch + b];
+                int64_t won = winner(best, batch, b);
+                drafted[b * steps + step] = chosen[won];
+                largest[b * steps + step] = best[won];
             }
 #pragma omp barrier
+        }
+    }
+}
+
+/* Greedy verification and commit at once. The last of tokens [B, room], which are `length` [B] long, and `count` proposed
+ * ones [B, count] go through the model; they are accepted while it chooses them too. Its choices are appended to tokens,
+ * whose length grows by the accepted and one, to `limit` [B] at most. packed [B, count + 2]: how many were accepted, or
+ * `unsound` if a logit that decided, or one of drafted [B, count] (or NULL), is no number; then the choices. `x` holds
+ * R * (C + outputs) floats for R = B * (count + 1) and then R for each thread, `place_of` R places and R a thread. */
+void settle(const Model *m, const float *embedding, int64_t known, const Product *head, int64_t vocab,
+            const int64_t *proposed, const float *drafted, int64_t batch, int64_t count, int64_t *tokens, int64_t room,
+            int64_t *length, const int64_t *limit, int64_t unsound, int64_t *packed, float *cache, int64_t slots,
+            const float *cosine, const float *sine, float *x, int64_t *place_of, float *scratch, int64_t threads) {
+    const int64_t C = m->d_model, T = count + 1, R = batch * T;
+    float *logits = x + R * C, *best = logits + R * head->outputs;
+    int64_t *chosen = place_of + R;
+#pragma omp parallel num_threads(threads)
+    {
+        int64_t from, to;
+        share(R, &from, &to);
+        for (int64_t r = from; r < to; r++) {
+            int64_t b = r / T, t = r % T;
+            enter(embedding, known, t ? proposed[b * count + t - 1] : tokens[b * room + length[b] - 1], x + r * C, C);
+            place_of[r] = length[b] - 1 + t;
+        }
+#pragma omp barrier
+        layers(m, x, place_of, NULL, batch, T, cache, slots, cosine, sine, scratch);
+#pragma omp barrier
+        seek(head, vocab, x, R, logits, best, chosen);
+#pragma omp barrier
+        share(batch, &from, &to);
+        for (int64_t b = from; b < to; b++) {
+            int64_t accepted = 0, sound = 1, *made = packed + b * (T + 1);
+            for (int64_t t = 0; t < T; t++) {
+                int64_t won = winner(best, R, b * T + t);
+                made[1 + t] = tokens[b * room + length[b] + t] = chosen[won];
+                if (accepted == t) { /* all before it were accepted, so this one is emitted */
+                    sound = sound && isfinite(best[won]);
+                    accepted += t < count && proposed[b * count + t] == chosen[won];
+                }
+                if (drafted && t < count) sound = sound && isfinite(drafted[b * count + t]);
+            }
+            made[0] = sound ? accepted : unsound;
+            length[b] = length[b] + accepted + 1 < limit[b] ? length[b] + accepted + 1 : limit[b];
         }
     }
 }

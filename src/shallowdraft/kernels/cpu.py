@@ -103,9 +103,15 @@ def library() -> ctypes.CDLL | None:
         pointer, pointer, number, number, number, pointer, pointer,
         pointer, number, pointer, pointer, pointer, pointer, pointer, number,
     )  # fmt: skip
+    loaded.settle.argtypes = (
+        POINTER(Model), pointer, number, POINTER(Product), number,
+        pointer, pointer, number, number, pointer, number, pointer, pointer, number, pointer,
+        pointer, number, pointer, pointer, pointer, pointer, pointer, number,
+    )  # fmt: skip
     loaded.handover.argtypes, loaded.handover.restype = (number,), c_double
     loaded.arithmetic.argtypes, loaded.arithmetic.restype = (number, number), c_double
-    loaded.forward.restype = loaded.product.restype = loaded.decode.restype = None
+    for name in ("forward", "product", "decode", "settle"):
+        getattr(loaded, name).restype = None
     return loaded
 
 

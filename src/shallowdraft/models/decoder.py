@@ -128,11 +128,10 @@ class Decoder(nn.Module):
         self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, steps: int, vocab: int
     ) -> tuple[Tensor, Tensor]:
         """Continue tokens [B, T] greedily, of the first `vocab` ids -> (new ones [B, steps], the logit of each)."""
-        plain = self.positions is None and self.project_in is None
-        if self.native is not None and plain:
+        if native := self._native_throughout:
             weight = self.embed.weight.detach()
             vocab = min(vocab, self.shape.vocab)
-            return self.native.decode(weight, self.head.product(), vocab, tokens, positions, cache, steps)
+            return native.decode(weight, self.head.product(), vocab, tokens, positions, cache, steps)
         found, largest = [], []
         later = positions[:, -1:] + torch.arange(1, steps + 1, device=positions.device)[:, None, None]
         for step in range(steps):
@@ -141,6 +140,30 @@ class Decoder(nn.Module):
             largest.append(best)
             positions = later[step]
         return torch.cat(found, 1), torch.cat(largest, 1)
+
+    def settle(
+        self,
+        proposed: Tensor,
+        drafted: Tensor | None,
+        tokens: Tensor,
+        length: Tensor,
+        limit: Tensor,
+        cache: KVCache,
+        unsound: int,
+    ) -> Tensor | None:
+        """A pass over what is proposed [B, d], greedy verification and commit to tokens [B, S], as in
+        `kernels.gpu_choice.settle`; None where no kernel does all of it.
+        """
+        native = self._native_throughout
+        if native is None:
+            return None
+        known = self.embed.weight.detach(), self.head.product(), self.shape.vocab
+        return native.settle(*known, proposed, drafted, tokens, length, limit, cache, unsound)
+
+    @property
+    def _native_throughout(self) -> "native.NativeLayers | None":
+        """The C kernel, if it can go from tokens to tokens."""
+        return self.native if self.positions is None and self.project_in is None else None
 
     def read(self, tokens: Tensor) -> Tensor:
         """Whole texts [B, T] without a cache -> hidden [B, T, C]: for training, before weights are packed for a CPU."""

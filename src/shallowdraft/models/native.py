@@ -102,6 +102,54 @@ class NativeLayers:
         )
         return drafted, largest
 
+    def settle(
+        self,
+        embedding: Tensor,
+        head: cpu.Product,
+        vocab: int,
+        proposed: Tensor,
+        drafted: Tensor | None,
+        tokens: Tensor,
+        length: Tensor,
+        limit: Tensor,
+        cache: KVCache,
+        unsound: int,
+    ) -> Tensor:
+        """Greedy verification and commit, like `kernels.gpu_choice.settle`, with the pass before it, in one call."""
+        library = cpu.library()
+        assert library is not None
+        (rows, count), width = proposed.shape, embedding.shape[1]
+        assert all(one.is_contiguous() for one in (tokens, length, limit))
+        proposed, drafted = proposed.contiguous(), None if drafted is None else drafted.float().contiguous()
+        passed, threads = rows * (count + 1), torch.get_num_threads()
+        packed = tokens.new_empty(rows, count + 2)
+        floats = embedding.new_empty(passed * (width + head.outputs + threads))
+        places = tokens.new_empty(passed * (1 + threads))
+        scratch = self._scratch(passed, cache, threads)
+        library.settle(
+            ctypes.byref(self._model),
+            embedding.data_ptr(),
+            len(embedding),
+            ctypes.byref(head),
+            vocab,
+            proposed.data_ptr(),
+            None if drafted is None else drafted.data_ptr(),
+            rows,
+            count,
+            tokens.data_ptr(),
+            tokens.shape[1],
+            length.data_ptr(),
+            limit.data_ptr(),
+            unsound,
+            packed.data_ptr(),
+            *_addresses(cache),
+            floats.data_ptr(),
+            places.data_ptr(),
+            scratch.data_ptr(),
+            threads,
+        )
+        return packed
+
     def _scratch(self, rows: int, cache: KVCache, threads: int) -> Tensor:
         floats = rows * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.lanes())
         return torch.empty(floats, dtype=torch.float32)
