@@ -44,7 +44,7 @@ def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | No
     if target.device.type == "cpu":  # a GPU's iterations all have the same length
         found["draft while sure, d <= 6"] = {"draft": draft, "lookahead": 6, "acceptance": 0.6}
     guesses = sd.load_heads(target, heads)
-    for nodes in (4, 16):
+    for nodes in (4, 16, 48):
         found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": guesses, "nodes": nodes}
     trials = read_trials(skips) if skips else []
     for kind, tried in (("regular", [one for one in trials if one.uniform]), ("searched", trials)):

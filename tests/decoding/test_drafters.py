@@ -58,6 +58,7 @@ def test_a_text_that_goes_round_is_copied():
         ([1, 2, 4, 1, 2, 4, 1, 2], 12),  # five match, and the same followed once before
         ([1, 3, 1, 2, 1], 1),  # once it did, once it did not
         ([1, 2, 4, 9, 1, 2, 3, 9, 1, 2], 3),  # three match, the last two were also followed by something else
+        ([*(token for other in range(2, 14) for token in (1, other)), 50, 1], 0),  # it went on otherwise 12 times
         ([1, 2, 3], 0),
         ([7], 0),
     ],

@@ -11,9 +11,11 @@ import pytest
 import vl_convert
 from made_run import make_run, make_server
 
+from shallowdraft.bench.levels import KIND
 from shallowdraft.cli import main
 from shallowdraft.commands.study import Study
 from shallowdraft.errors import RecordError
+from shallowdraft.records import Records
 from shallowdraft.report.behind import lags
 from shallowdraft.report.figures import Table, shown
 from shallowdraft.report.files import markdown
@@ -202,7 +204,9 @@ def test_a_server_beside_the_prediction(tmp_path: Path):
     known = {"draft": "made/draft-1", "lookahead": 2}
     make_server(run / "drafted.jsonl", 1.02 * tar, 0.5, sets=["zoo", "arena"], **known)
     make_server(run / "other.jsonl", 3.0, 0.25, **{"temperature": 1.0} | known)  # not asked as the plain one was
-    make_server(run / "unknown.jsonl", 1.5, 0.8, sets=["elsewhere"], draft="no such", lookahead=2)
+    make_server(run / "unknown.jsonl", 1.5, 0.8, draft="no such", lookahead=2)
+    Records.open(run / "a-plain.jsonl", KIND, {"max_tokens": 20, "temperature": 0.0, "chat": False}, engine="made")
+    (run / "binary.jsonl").write_bytes(b"\xff\xfe\n")
     assert drawn(run) == CHARTS | {"gains", "servers"}
     page = make([read_run(run)])
     (gains,) = [one for one in page.figures if one.id == "gains"]
@@ -211,11 +215,11 @@ def test_a_server_beside_the_prediction(tmp_path: Path):
         "tokens an iteration are at most 2\N{NO-BREAK SPACE}% off the replayed ones."
     )
     rows = {(line[0], line[1]): line for line in gains.table.rows}
-    assert rows["drafted", 1][4:6] == pytest.approx((1.02 * tar, tar))
+    assert set(rows) == {(name, many) for name in ("drafted", "unknown") for many in (1, 2)}
     predicted = next(one for one in row.curve if one.lookahead == 2)
-    assert rows["drafted", 1][9] == pytest.approx(tar / predicted.iteration.total_s * predicted.plain_s)
-    assert rows["other", 2][6] is None
-    assert rows["unknown", 1][5] is None
+    assert rows["drafted", 1][7] == pytest.approx(tar / predicted.iteration.total_s * predicted.plain_s)
+    assert rows["drafted", 1][8:] == pytest.approx((1.02 * tar, tar))
+    assert rows["unknown", 1][9] is None
     assert "other gives most: 157 tokens a second, 2 at once." in render(page)
 
 
@@ -279,6 +283,7 @@ def test_no_model_is_loaded(tmp_path: Path):
     run = make_run(tmp_path / "run")
     script = f"""
 import sys
+from shallowdraft.bench.levels import KIND
 from shallowdraft.cli import main
 from shallowdraft.commands.study import Study
 from shallowdraft.errors import RecordError

@@ -13,6 +13,7 @@ from pathlib import Path
 import shallowdraft as sd
 from shallowdraft.serving.app import Limits
 from shallowdraft.serving.server import Server, listen
+from shallowdraft.serving.worker import Worker
 
 LOOKAHEAD = 2
 PAIR = ["--target", "zoo:target", "--draft", "zoo:4x128", "--lookahead", str(LOOKAHEAD)]
@@ -54,7 +55,7 @@ def in_thread(
 ) -> Iterator[tuple[Server, str]]:
     given = {"longest": 2000, "prompt_tokens": 500, "tokens": 1900, "prompts": queue} | limits
     limited = Limits(**given, body_bytes=body_bytes)
-    server = Server(target, draft, LOOKAHEAD, rows=rows, queue=queue, limits=limited)
+    server = Server(target, draft, LOOKAHEAD, Worker(), rows=rows, queue=queue, limits=limited)
     with listen("127.0.0.1", 0, None) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=server.serve_on, args=(listening,))

@@ -69,10 +69,20 @@ class Bench(Command):
             raise OptionError("--concurrency, --max-new-tokens and --rounds must be at least 1")
         if (self.draft is None) != (self.lookahead is None):
             raise OptionError("--draft and --lookahead go together: what the server speculates with, and how far")
+        if self.lookahead is not None and self.lookahead < 1:
+            raise OptionError(f"--lookahead is {self.lookahead}; it must be at least 1")
         prompts = gather(self.prompts, self.limit)
         many = list(dict.fromkeys(self.concurrency))
-        asked = (self.max_new_tokens, self.rounds, self.temperature, self.chat, self.draft, self.lookahead)
-        load = Load(prompts, many, *asked)
+        load = Load(
+            prompts,
+            many,
+            self.max_new_tokens,
+            rounds=self.rounds,
+            temperature=self.temperature,
+            chat=self.chat,
+            draft=self.draft,
+            lookahead=self.lookahead,
+        )
         key = self.api_key or os.environ.get("OPENAI_API_KEY")
         with closing(Endpoint(self.url, self.model, key)) as endpoint:
             endpoint.check()

@@ -53,6 +53,7 @@ class Serve(DraftCommand):
 
         try:
             from shallowdraft.serving.server import Server, listen
+            from shallowdraft.serving.worker import Worker
         except ImportError:
             raise OptionError("the server needs fastapi; install it: pip install 'shallowdraft[serve]'") from None
         self._check()
@@ -62,14 +63,14 @@ class Serve(DraftCommand):
         if api_key == "":
             raise OptionError("the API key is empty; give one of some length, or none")
         with listen(self.host, self.port, api_key) as listening:
-            target = sd.load(self.target, self.dtype, self.device)
-            draft = None if self.draft is None else self.load_draft(self.draft)
+            worker, name = Worker(), self.draft
+            target = worker.do(lambda: sd.load(self.target, self.dtype, self.device))
+            draft = None if name is None else worker.do(lambda: self.load_draft(name))
             if self.chat_template is not None:
                 target.require_tokenizer().chat_template = Path(self.chat_template).read_text()
             limits = self._limits(target.shape.context, draft.shape.context if draft else None)
-            server = Server(
-                target, draft, self.lookahead, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key
-            )
+            models = target, draft, self.lookahead, worker
+            server = Server(*models, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key)
             host, port = listening.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"{self.target} is served at http://{shown}:{port}/v1", flush=True)

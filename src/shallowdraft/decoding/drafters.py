@@ -124,7 +124,7 @@ def earlier(text: Text) -> tuple[int, int]:
 
 
 def worth(text: Text, start: int, matched: int) -> int:
-    """How many tokens to copy from there: up to about twice as many as match, fewer where the text went on otherwise.
+    """How many tokens to copy from there: twice as many as match or more, fewer where the text went on otherwise.
 
     In what zoo:target writes the next token is right in about m of m + 2 cases where m match, and more often if the
     last two were always followed by it. So if they were in c of n places, k copied tokens are taken to be right with
@@ -134,7 +134,7 @@ def worth(text: Text, start: int, matched: int) -> int:
         return 0
     end = text[-2:] if matched > 1 else text[-1]
     same, places = text.count(end + text[start]), text.count(end, 0, -1)
-    return round((matched + same - 1) * (math.sqrt(same / places / UNLIKELY) - 1))
+    return max(0, round((matched + same - 1) * (math.sqrt(same / places / UNLIKELY) - 1)))
 
 
 def onward(text: Text, start: int, count: int) -> list[int]:

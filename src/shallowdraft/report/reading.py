@@ -1,7 +1,7 @@
 """Reading a run: whatever a study's folder holds, with a word about what is not as it should be."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,6 @@ from shallowdraft.shapes import parse
 
 FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
 """Names of files and kinds of records."""
-ASKED = ("max_tokens", "temperature", "chat")
 RANDOM = "random:"  # what the name of a draft begins with that was timed with random weights
 
 
@@ -100,36 +99,44 @@ def _score(draft: Record, task: str, score: Record) -> Score:
 
 def _servers(folder: Path) -> list[Server]:
     """Of every file of `bench` that lies in the folder and holds an answer."""
-    begun = {path: _header(path) for path in sorted(folder.glob("*.jsonl"))}
-    of_bench = {path: header for path, header in begun.items() if header.get("kind") == KIND}
-    plain = {_kin(header): path for path, header in of_bench.items() if not header["about"].get("draft")}
-    found = []
-    for path, header in of_bench.items():
-        about, against = header["about"], plain.get(_kin(header))
-        draft = about.get("draft")
-        if not any("tokens" in row for row in Records.read(path, KIND)):
-            continue
-        for level in summarise(path):
-            gain = speed_up(path, against, level.concurrency) if draft and against else None
-            live = Live(*gain) if gain else None
-            found.append(Server(path.stem, draft, about.get("lookahead"), level, live))
-    return found
-
-
-def _kin(header: Record) -> tuple[str, str]:
-    """What servers have in common that are compared: the software, and what is asked of them."""
-    asked = {name: value for name, value in header["about"].items() if name in ASKED}
-    return str(header.get("provenance", {}).get("engine")), json.dumps(asked, sort_keys=True)
-
-
-def _header(path: Path) -> Record:
-    with path.open(encoding="utf-8") as file:
-        line = file.readline()
+    files = [Records.read(path, KIND) for path in sorted(folder.glob("*.jsonl")) if _kind(path) == KIND]
+    answered = [file for file in files if any("tokens" in row for row in file)]
+    plain: dict[str, Records] = {}
+    for file in answered:
+        if not file.about.get("draft"):
+            plain.setdefault(_kin(file), file)
     try:
+        return [server for file in answered for server in _levels(file, plain.get(_kin(file)))]
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{folder}: records of bench lack {error}; remove their file, or bench again") from None
+
+
+def _levels(file: Records, plain: Records | None) -> Iterator[Server]:
+    """A server at every concurrency, against the one without a draft."""
+    about, draft = file.about, file.about.get("draft")
+    for level in summarise(file.path):
+        gain = speed_up(file.path, plain.path, level.concurrency) if draft and plain else None
+        greedy = not about["temperature"] and not about["chat"]
+        live = Live(*gain) if gain else None
+        yield Server(file.path.stem, draft, about.get("lookahead"), level, live, greedy)
+
+
+def _kin(file: Records) -> str:
+    """What servers have in common that are compared: the software, and what is asked of them."""
+    provenance = file.header.get("provenance", {})
+    asked = [file.about.get(name) for name in ("max_tokens", "temperature", "chat")]
+    return json.dumps([provenance.get("engine"), provenance.get("processor"), asked])
+
+
+def _kind(path: Path) -> str | None:
+    """What the records in a file are, if that is what it holds."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            line = file.readline()
         found = json.loads(line) if line.endswith("\n") else None
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
+        return None
+    return found.get("kind") if isinstance(found, dict) else None
 
 
 def _text(row: Record) -> Text:

@@ -136,6 +136,8 @@ class Server:
     level: Level
     speed_up: Live | None
     """Over the same server without a draft, where that was measured too."""
+    greedy: bool
+    """Whether it was asked for its likeliest tokens behind the very prompts."""
 
     @property
     def at_once(self) -> str:

@@ -1,6 +1,5 @@
 """In production: what servers were measured to do, beside what the study says."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +10,7 @@ from shallowdraft.report.figures import NEAR, Figure, Gap, Table, chosen, data, 
 from shallowdraft.report.pays import MEASURED, PREDICTED, speed_up_chart
 from shallowdraft.report.run import Run, Server
 
-NAMES = (
-    "server", "at once", "draft", "lookahead", "TAR, measured", "TAR, replayed", "speed-up, measured", "from", "to",
-    "speed-up, predicted", "tokens/s", "from", "to", "first token ms", "between tokens ms",
-)  # fmt: skip
+INTERVALS = "Bars are 95 % intervals over prompts."
 
 
 def gains(run: Run) -> Figure | Gap:
@@ -24,15 +20,21 @@ def gains(run: Run) -> Figure | Gap:
         what = "Bench it with and without a draft" if run.servers else "No server was measured; bench one"
         command = f"shallowdraft bench --url URL --model NAME --prompts SET --out {run.folder}/server.jsonl"
         return Gap("speed-ups of a server", f"{what} (--draft and --lookahead say with which);", command)
-    rows = [row for one in found for row in _bars(one, run)]
+    known = [(one, _prediction(one, run)) for one in found]
+    rows = [row for one, its in known for row in _bars(one, its)]
     order = list(dict.fromkeys(str(row["label"]) for row in rows))
     chart = speed_up_chart(rows, order, (PREDICTED, MEASURED), "how known")
+    columns = (
+        "server", "at once", "draft", "lookahead", "measured speed-up", "from", "to", "predicted speed-up",
+        "measured TAR", "replayed TAR",
+    )  # fmt: skip
+    table = Table(columns, [_row(one, its) for one, its in known])
     note = (
         "Measured: against the same server without a draft. Predicted: from replayed tokens an iteration, which are a "
         "matter of the models, and from times of this package's own engine, one request at a time: other engines have "
-        "other times."
+        f"other times. {INTERVALS}"
     )
-    return Figure("gains", _agreement(found, run), chart, _table(run), note, rows_high(len(order)))
+    return Figure("gains", _agreement(known), chart, table, note, rows_high(len(order)))
 
 
 def speeds(run: Run) -> list[Figure]:
@@ -55,53 +57,55 @@ def speeds(run: Run) -> list[Figure]:
     intervals = base.mark_rule().encode(y=alt.Y("low:Q", scale=NEAR), y2="high:Q")
     best = max(run.servers, key=lambda one: one.level.tokens_per_s)
     finding = f"{best.name} gives most: {best.level.tokens_per_s:,.0f} tokens a second, {best.at_once}."
-    note = "Bars are 95 % intervals over prompts."
-    return [Figure("servers", finding, alt.layer(base.mark_line().encode(y=y), intervals, points), _table(run), note)]
+    columns = ("server", "at once", "tokens/s", "from", "to", "first token ms", "between tokens ms")
+    table = Table(
+        columns,
+        [
+            (one.name, its.concurrency, its.tokens_per_s, *its.tokens_per_s_interval, 1e3 * its.ttft_s, 1e3 * between)
+            for one in run.servers
+            for its, between in [(one.level, one.level.between_s)]
+        ],
+    )
+    return [Figure("servers", finding, alt.layer(base.mark_line().encode(y=y), intervals, points), table, INTERVALS)]
 
 
-def prediction_of(one: Server, run: Run) -> Prediction | None:
-    """The study's, with the replayed TAR of the very prompt sets that the server was asked, where it knows them."""
+def _prediction(one: Server, run: Run) -> Prediction | None:
+    """The study's, which is greedy, with the replayed TAR of the very prompt sets that the server was asked."""
     entry = next((its for its in run.predicted if its.drafter == "model" and its.draft == one.draft), None)
-    if entry is None:
+    if entry is None or one.lookahead is None or not one.greedy:
         return None
     curve = {its.lookahead: its for its in (*entry.curve, entry.best)}
-    tars = [entry.sets[name].value.get(one.lookahead or 0) for name in one.level.set_tokens if name in entry.sets]
-    if one.lookahead not in curve or len(tars) < len(one.level.set_tokens):
+    asked = one.level.set_tokens
+    tars = {name: entry.sets[name].value.get(one.lookahead) for name in asked if name in entry.sets}
+    iterations = [tokens / tar for name, tokens in asked.items() if (tar := tars.get(name))]
+    if one.lookahead not in curve or len(iterations) < len(asked):
         return None
-    tokens = one.level.set_tokens.values()
-    iterations = sum(count / tar for count, tar in zip(tokens, tars, strict=True) if tar)
-    return replace(curve[one.lookahead], tar=sum(tokens) / iterations) if iterations else None
+    return replace(curve[one.lookahead], tar=sum(asked.values()) / sum(iterations))
 
 
-def _bars(one: Server, run: Run) -> list[dict[str, object]]:
+def _bars(one: Server, predicted: Prediction | None) -> list[dict[str, object]]:
     assert one.speed_up
-    where = f"at lookahead {one.lookahead}"
-    about = {"label": f"{one.name}, {one.at_once}", "name": one.draft, "where": where}
+    about = {"label": f"{one.name}, {one.at_once}", "name": one.draft, "where": f"at lookahead {one.lookahead}"}
     low, high = one.speed_up.interval
     found = [about | {"kind": MEASURED, "speed_up": one.speed_up.speed_up, "low": low, "high": high}]
-    if predicted := prediction_of(one, run):
+    if predicted:
         its = predicted.speed_up
         found.append(about | {"kind": PREDICTED, "speed_up": its, "low": its, "high": its})
     return found
 
 
-def _agreement(found: Sequence[Server], run: Run) -> str:
-    best = max(found, key=lambda one: one.speed_up.speed_up if one.speed_up else 0)
+def _row(one: Server, predicted: Prediction | None) -> tuple[str | int | float | None, ...]:
+    assert one.speed_up
+    gain, tar = (predicted.speed_up, predicted.tar) if predicted else (None, None)
+    measured = one.speed_up.speed_up, *one.speed_up.interval
+    return one.name, one.level.concurrency, one.draft, one.lookahead, *measured, gain, one.level.tar, tar
+
+
+def _agreement(known: list[tuple[Server, Prediction | None]]) -> str:
+    best = max((one for one, _ in known), key=lambda one: one.speed_up.speed_up if one.speed_up else 0)
     assert best.speed_up
     low, high = best.speed_up.interval
     gain = f"{best.speed_up.speed_up:.2f} times as fast as without a draft (95 %: {low:.2f} to {high:.2f})"
-    both = [(one, its) for one in found if one.level.tar and (its := prediction_of(one, run))]
-    off = max((abs(its.tar / one.level.tar - 1) for one, its in both if one.level.tar), default=None)
-    tars = "" if off is None else f"; tokens an iteration are at most {percent(off)} off the replayed ones"
+    off = [abs(one.level.tar / its.tar - 1) for one, its in known if its and one.level.tar]
+    tars = f"; tokens an iteration are at most {percent(max(off))} off the replayed ones" if off else ""
     return f"{best.name}, {best.at_once}, is {gain}{tars}."
-
-
-def _table(run: Run) -> Table:
-    rows = []
-    for one in run.servers:
-        its, gain, level = prediction_of(one, run), one.speed_up, one.level
-        measured = (gain.speed_up, *gain.interval) if gain else (None, None, None)
-        times = (level.tokens_per_s, *level.tokens_per_s_interval, 1e3 * level.ttft_s, 1e3 * level.between_s)
-        speculation = (one.draft, one.lookahead, level.tar, its.tar if its else None)
-        rows.append((one.name, level.concurrency, *speculation, *measured, its.speed_up if its else None, *times))
-    return Table(NAMES, rows)

@@ -5,12 +5,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.generation import FinishReason, Row, Settings
 from shallowdraft.errors import ShallowdraftError
 from shallowdraft.serving.metrics import Metrics
+from shallowdraft.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +62,12 @@ class Scheduler:
         self._waiting: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._drained: Callable[[], None] | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._ended: Future[None] | None = None
         metrics.waiting.set_function(lambda: len(self._waiting))
         metrics.running.set_function(lambda: len(self._running))
 
-    def start(self) -> None:
-        self._thread.start()
+    def start(self, worker: Worker) -> None:
+        self._ended = worker.start(self._run)
 
     @property
     def stopping(self) -> bool:
@@ -73,7 +75,7 @@ class Scheduler:
 
     @property
     def healthy(self) -> bool:
-        return self._thread.is_alive() and not self.stopping
+        return self._ended is not None and not self._ended.done() and not self.stopping
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """All of them, or none."""

@@ -13,18 +13,23 @@ from shallowdraft.models.model import Model
 from shallowdraft.serving.app import Limits, new_app
 from shallowdraft.serving.metrics import Metrics
 from shallowdraft.serving.scheduler import Scheduler
+from shallowdraft.serving.worker import Worker
 
 PATIENCE_S = 30  # for clients that do not read what is left to send
 
 
 class Server(uvicorn.Server):
-    """Ends with a signal: what was accepted is answered, more is refused. A second signal ends it at once."""
+    """Ends with a signal: what was accepted is answered, more is refused. A second signal ends it at once.
+
+    The worker is the one that loaded the models.
+    """
 
     def __init__(
         self,
         target: Model,
         draft: Model | None,
         lookahead: int,
+        worker: Worker,
         *,
         rows: int,
         queue: int,
@@ -33,14 +38,15 @@ class Server(uvicorn.Server):
     ) -> None:
         metrics = Metrics(target.name, lookahead if draft else 0)
         new_batch = partial(Batch, target, draft, lookahead, limits.longest, rows)
-        self.scheduler = Scheduler(new_batch, rows, queue, metrics)
+        self._worker = worker
+        self.scheduler = worker.do(partial(Scheduler, new_batch, rows, queue, metrics))
         app = new_app(target, self.scheduler, metrics, limits, api_key)
         super().__init__(
             uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=PATIENCE_S)
         )
 
     def serve_on(self, listening: socket.socket) -> None:
-        self.scheduler.start()
+        self.scheduler.start(self._worker)
         self.run(sockets=[listening])
 
     def stop(self) -> None:

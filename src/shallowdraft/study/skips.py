@@ -68,7 +68,7 @@ class Trial:
     tar: float
     speed_up: float
     """Predicted, over plain decoding."""
-    prompts: int
+    prompts: int = PROMPTS
     """On which it was judged; more than the first few if it looked better than what was best before."""
 
 
@@ -193,7 +193,8 @@ def search(target: Model, trace: Trace, path: Path, trials: int) -> Iterator[int
 def _rounds(outputs: Sequence[Output]) -> list[Sequence[Output]]:
     """So many outputs a round, each from all over the trace."""
     count = max(1, min(ROUNDS, len(outputs) // PROMPTS))
-    chosen = outputs[:: max(1, len(outputs) // (count * PROMPTS))][: count * PROMPTS]
+    most = min(len(outputs), count * PROMPTS)
+    chosen = [outputs[number * len(outputs) // most] for number in range(most)]
     return [chosen[first::count] for first in range(count)]
 
 
