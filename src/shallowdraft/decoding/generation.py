@@ -199,7 +199,7 @@ def generate(
     Other drafters: "tree": the draft branches into `nodes`=16 tokens, `lookahead` deep, or into a given `tree`.
     "several": it draws as many chains as `nodes` allows. "skip": no draft, the target without the parts that `skips`
     names, 2 i for the attention of layer i and 2 i + 1 for its FFN, by default the second half of its layers. "ngram":
-    no draft, the text itself proposes where it repeats, on a CPU about twice what matches. "medusa": no draft, `heads`
+    no draft, the text itself proposes where it repeats, on a CPU by how many match. "medusa": no draft, `heads`
     on the target (sd.load_heads) propose a tree of `nodes`, no deeper than there are heads. acceptance=None (a share):
     a draft, or "skip", goes on only while it is sure enough for so much of what it proposes to be kept. rule="token"
     ("block": drawn proposals are judged as a whole, which accepts more).

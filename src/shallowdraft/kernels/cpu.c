@@ -1,13 +1,13 @@
-/* A decoder's forward pass over a few tokens on a CPU, in float32: one call instead of forty operations a layer. Weights
- * may be 8-bit integers with a scale for each output; they are widened on their way into the registers.
+/* A decoder's forward pass over a few tokens on a CPU, in float32: one call instead of forty operations a layer.
+ * Weights may be 8-bit integers with a scale for each output; they are widened on their way into the registers.
  *
  * For few tokens a pass is bound by reading the weights; whatever else it does must not stand in the way. So all layers
  * run inside one parallel region, threads meet at barriers, and every product reads its weight once, front to back, as
- * panels of two vectors of outputs: weight[panel][column][2 * LANES]. The PyTorch reference is models/decoder.py, the tests compare both.
- * A row's result does not depend on the rows beside it: passes over one token and over many agree to the last bit.
+ * panels of two vectors of outputs: weight[panel][column][2 * LANES]. The PyTorch reference is models/decoder.py, the
+ * tests compare both. A row's result does not depend on the rows beside it: passes over one token and over many agree
+ * to the last bit.
  *
- * Shapes: R = B * T rows of activations (B sequences, T tokens each), S slots of the cache, D head width.
- */
+ * Shapes: R = B * T rows of activations (B sequences, T tokens each), S slots of the cache, D head width. */
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>
@@ -16,9 +16,9 @@
 #include <immintrin.h>
 #endif
 
-/* LANES (floats in a vector: 16, 8 or 4) and QUERIES (of a head that share one reading of its cache) come from cpu.py.
- * In registers stay 2 * TILE sums of a product's TILE rows, and GROUP * CHUNK of GROUP queries, CHUNK vectors of a head;
- * BLOCK slots stay in the nearest cache while one group after the other reads them. */
+/* LANES (floats in a vector: 16, 8 or 4) and QUERIES (of a head that share one reading of its cache) come from
+ * cpu.py. In registers stay 2 * TILE sums of a product's TILE rows, and GROUP * CHUNK of GROUP queries, CHUNK vectors
+ * of a head; BLOCK slots stay in the nearest cache while one group after the other reads them. */
 #define GROUP 6
 #define BLOCK 32
 #define PANEL (2 * LANES)
@@ -174,7 +174,8 @@ static inline __attribute__((always_inline)) void tile(int rows, int bytes, cons
             acc[r][half] = m->bias && !bytes ? *(const vec *)(m->bias + panel * PANEL + half * LANES) : (vec){0};
     for (int64_t k = 0; k < m->inputs; k++) {
         for (int64_t i = 0; i < step; i += LINE) __builtin_prefetch(ahead + k * step + i);
-        vec left = widen(m->weight, begin + k * PANEL, bytes), right = widen(m->weight, begin + k * PANEL + LANES, bytes);
+        vec left = widen(m->weight, begin + k * PANEL, bytes);
+        vec right = widen(m->weight, begin + k * PANEL + LANES, bytes);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             float value = x[r * m->inputs + k];
@@ -315,7 +316,8 @@ static inline vec halved(vec a, vec b, ivec one, ivec other) {
 }
 
 #if LANES == 16
-#define IN_FOURS(a, b, c, d) {a, b, c, d, a + 4, b + 4, c + 4, d + 4, a + 8, b + 8, c + 8, d + 8, a + 12, b + 12, c + 12, d + 12}
+#define IN_FOURS(a, b, c, d) \
+    {a, b, c, d, a + 4, b + 4, c + 4, d + 4, a + 8, b + 8, c + 8, d + 8, a + 12, b + 12, c + 12, d + 12}
 #elif LANES == 8
 #define IN_FOURS(a, b, c, d) {a, b, c, d, a + 4, b + 4, c + 4, d + 4}
 #else
@@ -373,7 +375,8 @@ static void attend(int count, const float *q[], float *out[], const int64_t *lim
     vec largest[QUERIES];
     for (int t = 0; t < count; t++) largest[t] = splat(-INFINITY);
     for (int64_t j = first; j < last; j += LANES) {
-        for (int64_t i = 0; i < LANES * D; i += LANES) __builtin_prefetch((const char *)(keys + j * D + i) + CACHE_AHEAD);
+        for (int64_t i = 0; i < LANES * D; i += LINE / sizeof(float))
+            __builtin_prefetch((const char *)(keys + j * D + i) + CACHE_AHEAD);
         for (int t = 0; t < count; t++) {
             vec found = score(q[t], keys, j, last, D) * scale;
             if (window || j + LANES > (tree ? base : limit[t] + 1))
@@ -446,7 +449,7 @@ static void norm_rows(const Norm *norm, const float *x, float *y, int64_t rows, 
 }
 
 /* All layers, by every thread of a parallel region; x [R, C] must be there. `cache` is [L, 2, B, G, S, D]; `scratch`
- * holds R * (C + qkv + H * D + ffn) floats and then QUERIES * (S + 16) for each thread. */
+ * holds R * (C + qkv + H * D + ffn) floats and then QUERIES * (S + LANES) for each thread. */
 static void layers(const Model *m, float *x, const int64_t *positions, const Tree *tree, int64_t batch, int64_t tokens,
                    float *cache, int64_t slots, const float *cosine, const float *sine, float *scratch) {
     const int64_t R = batch * tokens, C = m->d_model, D = m->head_dim;
@@ -566,15 +569,16 @@ void decode(const Model *m, const float *embedding, int64_t known, const Product
     }
 }
 
-/* Greedy verification and commit at once. The last of tokens [B, room], which are `length` [B] long, and `count` proposed
- * ones [B, count] go through the model; they are accepted while it chooses them too. Its choices are appended to tokens,
- * whose length grows by the accepted and one, to `limit` [B] at most. packed [B, count + 2]: how many were accepted, or
- * `unsound` if a logit that decided, or one of drafted [B, count] (or NULL), is no number; then the choices. `x` holds
- * R * (C + outputs) floats for R = B * (count + 1) and then R for each thread, `place_of` R places and R a thread. */
-void settle(const Model *m, const float *embedding, int64_t known, const Product *head, int64_t vocab,
-            const int64_t *proposed, const float *drafted, int64_t batch, int64_t count, int64_t *tokens, int64_t room,
-            int64_t *length, const int64_t *limit, int64_t unsound, int64_t *packed, float *cache, int64_t slots,
-            const float *cosine, const float *sine, float *x, int64_t *place_of, float *scratch, int64_t threads) {
+/* Greedy verification and commit at once. The last of tokens [B, room], which are `length` [B] long, and `count`
+ * proposed ones [B, count] go through the model; they are accepted while it chooses them too. Its choices are
+ * appended to tokens, whose length grows by the accepted and one, to `limit` [B] at most. packed [B, count + 2]: how
+ * many were accepted, or `unsound` if a logit that decided, or one of drafted [B, count] (or NULL), is no number;
+ * then the choices. `x` holds R * (C + outputs) floats for R = B * (count + 1) and then R for each thread, `place_of`
+ * R places and R a thread. */
+void settle(const Model *m, const float *embedding, int64_t known, const Product *head, const int64_t *proposed,
+            const float *drafted, int64_t batch, int64_t count, int64_t *tokens, int64_t room, int64_t *length,
+            const int64_t *limit, int64_t unsound, int64_t *packed, float *cache, int64_t slots, const float *cosine,
+            const float *sine, float *x, int64_t *place_of, float *scratch, int64_t threads) {
     const int64_t C = m->d_model, T = count + 1, R = batch * T;
     float *logits = x + R * C, *best = logits + R * head->outputs;
     int64_t *chosen = place_of + R;
@@ -590,7 +594,7 @@ void settle(const Model *m, const float *embedding, int64_t known, const Product
 #pragma omp barrier
         layers(m, x, place_of, NULL, batch, T, cache, slots, cosine, sine, scratch);
 #pragma omp barrier
-        seek(head, vocab, x, R, logits, best, chosen);
+        seek(head, head->outputs, x, R, logits, best, chosen);
 #pragma omp barrier
         share(batch, &from, &to);
         for (int64_t b = from; b < to; b++) {

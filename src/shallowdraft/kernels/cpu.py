@@ -104,7 +104,7 @@ def library() -> ctypes.CDLL | None:
         pointer, number, pointer, pointer, pointer, pointer, pointer, number,
     )  # fmt: skip
     loaded.settle.argtypes = (
-        POINTER(Model), pointer, number, POINTER(Product), number,
+        POINTER(Model), pointer, number, POINTER(Product),
         pointer, pointer, number, number, pointer, number, pointer, pointer, number, pointer,
         pointer, number, pointer, pointer, pointer, pointer, pointer, number,
     )  # fmt: skip

@@ -128,10 +128,10 @@ class Decoder(nn.Module):
         self, tokens: Tensor, positions: Tensor, cache: KVCache, span: int, steps: int, vocab: int
     ) -> tuple[Tensor, Tensor]:
         """Continue tokens [B, T] greedily, of the first `vocab` ids -> (new ones [B, steps], the logit of each)."""
-        if native := self._native_throughout:
+        if kernel := self._native_throughout:
             weight = self.embed.weight.detach()
             vocab = min(vocab, self.shape.vocab)
-            return native.decode(weight, self.head.product(), vocab, tokens, positions, cache, steps)
+            return kernel.decode(weight, self.head.product(), vocab, tokens, positions, cache, steps)
         found, largest = [], []
         later = positions[:, -1:] + torch.arange(1, steps + 1, device=positions.device)[:, None, None]
         for step in range(steps):
@@ -154,11 +154,11 @@ class Decoder(nn.Module):
         """A pass over what is proposed [B, d], greedy verification and commit to tokens [B, S], as in
         `kernels.gpu_choice.settle`; None where no kernel does all of it.
         """
-        native = self._native_throughout
-        if native is None:
+        kernel = self._native_throughout
+        if kernel is None:
             return None
-        known = self.embed.weight.detach(), self.head.product(), self.shape.vocab
-        return native.settle(*known, proposed, drafted, tokens, length, limit, cache, unsound)
+        known = self.embed.weight.detach(), self.head.product()
+        return kernel.settle(*known, proposed, drafted, tokens, length, limit, cache, unsound)
 
     @property
     def _native_throughout(self) -> "native.NativeLayers | None":

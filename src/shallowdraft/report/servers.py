@@ -31,8 +31,8 @@ def gains(run: Run) -> Figure | Gap:
     table = Table(columns, [_row(one, its) for one, its in known])
     note = (
         "Measured: against the same server without a draft. Predicted: from replayed tokens an iteration, which are a "
-        "matter of the models, and from times of this package's own engine, one request at a time: other engines have "
-        f"other times. {INTERVALS}"
+        "matter of the models, and from times of this package's own engine, for one request at a time: other engines "
+        f"have other times. {INTERVALS}"
     )
     return Figure("gains", _agreement(known), chart, table, note, rows_high(len(order)))
 
@@ -88,7 +88,7 @@ def _bars(one: Server, predicted: Prediction | None) -> list[dict[str, object]]:
     about = {"label": f"{one.name}, {one.at_once}", "name": one.draft, "where": f"at lookahead {one.lookahead}"}
     low, high = one.speed_up.interval
     found = [about | {"kind": MEASURED, "speed_up": one.speed_up.speed_up, "low": low, "high": high}]
-    if predicted:
+    if predicted and one.level.concurrency == 1:
         its = predicted.speed_up
         found.append(about | {"kind": PREDICTED, "speed_up": its, "low": its, "high": its})
     return found
@@ -96,7 +96,8 @@ def _bars(one: Server, predicted: Prediction | None) -> list[dict[str, object]]:
 
 def _row(one: Server, predicted: Prediction | None) -> tuple[str | int | float | None, ...]:
     assert one.speed_up
-    gain, tar = (predicted.speed_up, predicted.tar) if predicted else (None, None)
+    tar = predicted.tar if predicted else None
+    gain = predicted.speed_up if predicted and one.level.concurrency == 1 else None
     measured = one.speed_up.speed_up, *one.speed_up.interval
     return one.name, one.level.concurrency, one.draft, one.lookahead, *measured, gain, one.level.tar, tar
 
