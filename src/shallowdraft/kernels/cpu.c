@@ -18,9 +18,9 @@
 
 /* LANES (floats in a vector: 16, 8 or 4) and QUERIES (of a head that share one reading of its cache) come from
  * cpu.py. In registers stay 2 * TILE sums of a product's TILE rows, and GROUP * CHUNK of GROUP queries, CHUNK vectors
- * of a head; BLOCK slots stay in the nearest cache while one group after the other reads them. */
+ * of a head; B3K slots stay in the nearest cache while one group after the other reads them. */
 #define GROUP 6
-#define BLOCK 32
+#define B3K 32
 #define PANEL (2 * LANES)
 #if LANES == 16
 #define TILE 12
@@ -160,51 +160,56 @@ static inline __attribute__((always_inline)) vec widen(const void *weight, int64
 #endif
 }
 
-/* `rows` rows times one panel. `rows` and `bytes` are constants wherever this is inlined, so the accumulators live in
- * registers. */
-static inline __attribute__((always_inline)) void tile(int rows, int bytes, const Product *m, int64_t panel,
+/* `rows` rows times `wide` panels. `rows`, `wide` and `bytes` are constants wherever this is inlined, so that sums live
+ * in registers. Of one row two panels are taken at once: a sum's next addition waits for the one before it. */
+static inline __attribute__((always_inline)) void tile(int rows, int wide, int bytes, const Product *m, int64_t panel,
                                                        const float *x, float *y, int64_t stride, int mode,
                                                        int64_t activation) {
-    const int64_t begin = panel * m->inputs * PANEL, step = PANEL * (bytes ? 1 : sizeof(float));
-    const char *ahead = (const char *)m->weight + panel * m->inputs * step + WEIGHTS_AHEAD;
+    const int64_t size = m->inputs * PANEL, begin = panel * size, step = PANEL * (bytes ? 1 : sizeof(float));
+    const int64_t distance = wide == 1 ? WEIGHTS_AHEAD : wide * m->inputs * step;
+    const char *ahead = (const char *)m->weight + panel * m->inputs * step + distance;
     vec acc[TILE][2];
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++)
-        for (int half = 0; half < 2; half++)
-            acc[r][half] = m->bias && !bytes ? *(const vec *)(m->bias + panel * PANEL + half * LANES) : (vec){0};
+    for (int a = 0; a < wide * rows; a++)
+        for (int half = 0; half < 2; half++) {
+            const int64_t at = (panel + a / rows) * PANEL + half * LANES;
+            acc[a][half] = m->bias && !bytes ? *(const vec *)(m->bias + at) : (vec){0};
+        }
     for (int64_t k = 0; k < m->inputs; k++) {
-        for (int64_t i = 0; i < step; i += LINE) __builtin_prefetch(ahead + k * step + i);
-        vec left = widen(m->weight, begin + k * PANEL, bytes);
-        vec right = widen(m->weight, begin + k * PANEL + LANES, bytes);
+#pragma GCC unroll 2
+        for (int p = 0; p < wide; p++) {
+            for (int64_t i = 0; i < step; i += LINE) __builtin_prefetch(ahead + (p * m->inputs + k) * step + i);
+            vec left = widen(m->weight, begin + p * size + k * PANEL, bytes);
+            vec right = widen(m->weight, begin + p * size + k * PANEL + LANES, bytes);
 #pragma GCC unroll 12
-        for (int r = 0; r < rows; r++) {
-            float value = x[r * m->inputs + k];
-            acc[r][0] += left * value;
-            acc[r][1] += right * value;
+            for (int r = 0; r < rows; r++) {
+                float value = x[r * m->inputs + k];
+                acc[p * rows + r][0] += left * value;
+                acc[p * rows + r][1] += right * value;
+            }
         }
     }
 #pragma GCC unroll 12
-    for (int r = 0; bytes && r < rows; r++)
-        for (int half = 0; half < 2; half++) {
-            acc[r][half] *= *(const vec *)(m->scale + panel * PANEL + half * LANES);
-            if (m->bias) acc[r][half] += *(const vec *)(m->bias + panel * PANEL + half * LANES);
+    for (int a = 0; a < wide * rows; a++) {
+        const int64_t its = panel + a / rows, r = a % rows;
+        for (int half = 0; bytes && half < 2; half++) {
+            acc[a][half] *= *(const vec *)(m->scale + its * PANEL + half * LANES);
+            if (m->bias) acc[a][half] += *(const vec *)(m->bias + its * PANEL + half * LANES);
         }
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) {
         if (mode == GATE) { /* a panel holds gates and the values they gate */
-            int64_t at = panel * LANES;
-            put(y + r * stride + at, activate(acc[r][0], activation) * acc[r][1], stride - at);
+            int64_t at = its * LANES;
+            put(y + r * stride + at, activate(acc[a][0], activation) * acc[a][1], stride - at);
             continue;
         }
         for (int half = 0; half < 2; half++) {
-            int64_t at = panel * PANEL + half * LANES;
+            int64_t at = its * PANEL + half * LANES;
             if (at >= m->outputs) break;
             float *to = y + r * stride + at;
             int64_t count = m->outputs - at;
-            if (mode == ACTIVATE) put(to, activate(acc[r][half], activation), count);
-            else if (mode == STORE) put(to, acc[r][half], count);
-            else if (count >= LANES) *(vec *)to += acc[r][half];
-            else for (int64_t i = 0; i < count; i++) to[i] += acc[r][half][i];
+            if (mode == ACTIVATE) put(to, activate(acc[a][half], activation), count);
+            else if (mode == STORE) put(to, acc[a][half], count);
+            else if (count >= LANES) *(vec *)to += acc[a][half];
+            else for (int64_t i = 0; i < count; i++) to[i] += acc[a][half][i];
         }
     }
 }
@@ -213,17 +218,20 @@ static inline __attribute__((always_inline)) void tile(int rows, int bytes, cons
 static void multiply(const Product *m, const float *x, int64_t rows, float *y, int mode, int64_t activation) {
     int64_t stride = mode == GATE ? m->outputs / 2 : m->outputs, from, to;
     int64_t panels = mode == GATE ? (stride + LANES - 1) / LANES : (m->outputs + PANEL - 1) / PANEL;
-    const int64_t tiles = (rows + TILE - 1) / TILE; /* of like size: one row alone waits for its own additions */
+    const int64_t tiles = (rows + TILE - 1) / TILE; /* of like size */
     share(panels, &from, &to);
-    for (int64_t panel = from; panel < to; panel++)
+    int64_t panel = from;
+    if (m->scale && rows == 1)
+        for (; panel + 2 <= to; panel += 2) tile(1, 2, 1, m, panel, x, y, stride, mode, activation);
+    for (; panel < to; panel++)
         for (int64_t i = 0; i < tiles; i++) {
             const int64_t r = rows * i / tiles;
             const float *xr = x + r * m->inputs;
             float *yr = y + r * stride;
 #define CASE(n) \
     case n: \
-        if (m->scale) tile(n, 1, m, panel, xr, yr, stride, mode, activation); \
-        else tile(n, 0, m, panel, xr, yr, stride, mode, activation); \
+        if (m->scale) tile(n, 1, 1, m, panel, xr, yr, stride, mode, activation); \
+        else tile(n, 1, 0, m, panel, xr, yr, stride, mode, activation); \
         break;
             switch (rows * (i + 1) / tiles - r) {
                 CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
@@ -404,10 +412,10 @@ static void attend(int count, const float *q[], float *out[], const int64_t *lim
         memset(out[t], 0, D * sizeof(float));
     }
     const int groups = (count + GROUP - 1) / GROUP;
-    for (int64_t j = first; j < last; j += BLOCK)
+    for (int64_t j = first; j < last; j += B3K)
         for (int g = 0; g < groups; g++) {
             const int from = count * g / groups, to = count * (g + 1) / groups;
-            blend_heads(to - from, out + from, values + j * D, last - j < BLOCK ? last - j : BLOCK, D,
+            blend_heads(to - from, out + from, values + j * D, last - j < B3K ? last - j : B3K, D,
                         scores + from * width + j - first, width);
         }
 }
