@@ -54,7 +54,7 @@ def test_greedy_is_lossless_under_the_rule(dtype: torch.dtype, lookahead: int, f
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_requests_that_join_a_batch_are_lossless_under_the_rule(dtype: torch.dtype, temperature: float):
     target, draft = on_gpu(dtype)
-    batch, rows = Batch(target, draft, 4, 390, 4), []
+    batch, rows = Batch(target, draft, 4, 390, 8), []
     for prompt in PROMPTS:
         rows.append(batch.join(prompt, Settings(max_new_tokens=60)))
         drawn = batch.join(prompt, Settings(max_new_tokens=9, temperature=temperature))
@@ -66,6 +66,33 @@ def test_requests_that_join_a_batch_are_lossless_under_the_rule(dtype: torch.dty
     for prompt, row in zip(PROMPTS, rows, strict=True):
         assert len(row.tokens) == 60
         assert greedy_gaps(target, prompt, row.tokens).max() <= 1
+
+
+def test_a_batch_is_captured_once_for_whatever_rows_it_holds():
+    """Requests that come and go, drawn beside greedy ones: each emits the known walk, and nothing is captured anew."""
+    pair = make_pair(ModelShape(4, 256, 4, 512, 2048), ModelShape(1, 128, 2, 256, 2048), 0.8)
+    for model in (pair.target, pair.draft):
+        model.decoder.to("cuda", torch.bfloat16).pack()
+    batch = Batch(pair.target, pair.draft, 4, 300, 6)
+    batch.warm()
+
+    def captured() -> dict[int, list[object]]:
+        return {size: list(engine._graphs._captured.values()) for size, engine in batch._kept.items()}
+
+    before, rows = captured(), []
+    assert list(before) == [1, 2, 4, 6]
+    assert all(len(kinds) == 2 and all(kinds) for kinds in before.values())
+    for number in range(24):
+        temperature = 0.05 if number % 3 == 0 else 0.0
+        settings = Settings(max_new_tokens=20 + 9 * (number % 7), temperature=temperature, seed=number, stop_tokens=())
+        rows.append((number, settings, batch.join([5, 31 * number + 1], settings)))
+        while len(batch.rows) > 5 or (number % 8 == 7 and len(batch.rows) > 1):
+            batch.step()
+    while batch.rows:
+        batch.step()
+    for number, settings, row in rows:
+        assert row.tokens == pair.walk(31 * number + 1, settings.max_new_tokens)
+    assert captured() == before
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

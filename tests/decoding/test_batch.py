@@ -8,6 +8,8 @@ from shallowdraft.decoding import batch
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.generation import Row, Settings
 from shallowdraft.decoding.noise import Noise
+from shallowdraft.decoding.sampling import Samplings
+from shallowdraft.decoding.state import State
 from shallowdraft.models.cache import KVCache
 
 LOOKAHEAD = 3
@@ -43,12 +45,22 @@ def staggered(running: Batch, target: sd.Model, at: int = 3) -> list[Row]:
     return rows
 
 
+def as_on_a_gpu(running: Batch) -> Batch:
+    """With engines of few sizes that are kept, and places in them that are empty."""
+    running._keeps, running._sizes = True, [1, 2, 4]
+    return running
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "as on a GPU"])
 @pytest.mark.parametrize("draft", [True, False])
-def test_a_request_gets_what_generate_gives_it(models, monkeypatch, draft: bool):
+def test_a_request_gets_what_generate_gives_it(models, monkeypatch, draft: bool, kept: bool):
     """Also where rows are copied over and over, because they have next to no room to grow."""
     monkeypatch.setattr(batch, "SLACK", 4)
     target, proposer = models[0], models[1] if draft else None
-    rows = staggered(Batch(target, proposer, LOOKAHEAD, 600, 4), target)
+    running = Batch(target, proposer, LOOKAHEAD, 600, 4)
+    if kept:
+        as_on_a_gpu(running).warm()
+    rows = staggered(running, target)
     for row, (prompt, options) in zip(rows, REQUESTS, strict=True):
         alone = sd.generate(target, prompt, draft=proposer, lookahead=LOOKAHEAD, **options)
         assert (row.tokens, row.finish_reason) == (alone.token_ids, alone.finish_reason)
@@ -60,13 +72,38 @@ def nothing_moved(self, row, *_):
     """A row keeps what whoever stood in its place has left."""
 
 
-@pytest.mark.parametrize("owner", [KVCache, Noise])
+@pytest.mark.parametrize("owner", [KVCache, Noise, Samplings, State])
 def test_a_row_that_is_moved_without_its_own_is_noticed(models, monkeypatch, owner):
     target, draft = models
     right = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
     monkeypatch.setattr(owner, "put", nothing_moved)
     moved = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
     assert [row.tokens for row in right] != [row.tokens for row in moved]
+
+
+def moved_and_left_behind(models: tuple[sd.Model, sd.Model]) -> list[int]:
+    """A row that is drawn, was moved to a smaller engine and came back to one where it had stood in another place."""
+    target, draft = models
+    running = as_on_a_gpu(Batch(target, draft, LOOKAHEAD, 600, 4))
+    drawn = Settings(max_new_tokens=30, temperature=1.0, seed=3)
+    *others, row = [running.join(target.encode("The river"), drawn) for _ in range(4)]
+    running.step()
+    running.leave(others[:2])
+    running.step()
+    running.join(target.encode("She"), drawn)
+    while running.rows:
+        running.step()
+    return row.tokens
+
+
+def test_a_row_does_not_share_its_random_numbers_with_its_shadow(models, monkeypatch):
+    target, draft = models
+    alone = sd.generate(
+        target, "The river", draft=draft, lookahead=LOOKAHEAD, max_new_tokens=30, temperature=1.0, seed=3
+    )
+    assert moved_and_left_behind(models) == alone.token_ids
+    monkeypatch.setattr(Noise, "rest", nothing_moved)
+    assert moved_and_left_behind(models) != alone.token_ids
 
 
 def test_prompts_of_one_request_have_streams_of_their_own(models):
@@ -80,10 +117,12 @@ def test_prompts_of_one_request_have_streams_of_their_own(models):
     assert [row.tokens for row in rows] == [out.token_ids for out in together]
 
 
-def test_a_row_without_numbers_leaves_alone(models, monkeypatch):
+@pytest.mark.parametrize("kept", [False, True], ids=["", "as on a GPU"])
+def test_a_row_without_numbers_leaves_alone(models, monkeypatch, kept: bool):
     """And leaves nothing behind that could spoil the next one."""
     target, draft = models
     running = Batch(target, draft, LOOKAHEAD, 600, 4)
+    running = as_on_a_gpu(running) if kept else running
     well = running.join(target.encode("Once upon a time"), Settings(max_new_tokens=12))
     head = target.decoder.head.forward
     monkeypatch.setattr(target.decoder.head, "forward", lambda x: head(x) * torch.nan)

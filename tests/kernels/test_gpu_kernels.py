@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 import shallowdraft as sd
 from shallowdraft.decoding.engine import UNSOUND, _packed
-from shallowdraft.decoding.sampling import Sampling, draw, probabilities
+from shallowdraft.decoding.sampling import Sampling, Samplings, draw, probabilities
 from shallowdraft.decoding.state import new_state
 from shallowdraft.decoding.verification import Proposal, verify_choice, verify_sampled
 from shallowdraft.kernels import gpu, gpu_choice
@@ -219,21 +219,39 @@ def test_a_law_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: p
     logits[1, 10:] = -float("inf")
     logits[2] = -logits[2].abs()
     uniforms = torch.rand(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[:, 1]
-    options = sampling.temperature, sampling.top_k, sampling.top_p
-    p, token, largest = gpu_choice.law(logits, *options, 160, uniforms)
+    p, token, largest = gpu_choice.law(logits, sampling.numbers, 160, uniforms)
     wanted = F.pad(probabilities(logits, sampling), (0, 10))
     torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
     assert ((p > 0) == (wanted > 0)).all()
     assert token.tolist() == draw(p, uniforms).tolist()
     assert largest.tolist() == logits.float().amax(-1).tolist()
-    cut, *_ = gpu_choice.law(logits, *options, 100)
+    cut, *_ = gpu_choice.law(logits, sampling.numbers, 100)
     torch.testing.assert_close(cut, probabilities(logits[:, :100], sampling), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_laws_of_texts_that_choose_unlike(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    """Each row of a text's pass has the text's law; a greedy one has one token, the first of equals."""
+    monkeypatch.setattr(gpu_choice, "BLOCK", 64)
+    texts = [*LAWS, Sampling(), Sampling(1.0, top_k=500)]
+    logits = (3 * random(2 * len(texts), 150)).to(dtype)
+    uniforms = torch.rand(len(logits), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    together = Samplings(texts, logits.device)
+    for _ in range(2):
+        p, token, largest = gpu_choice.law(logits, together.numbers, 150, uniforms)
+        wanted = probabilities(logits.view(len(texts), 2, 150), together).view(-1, 150)
+        torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
+        assert ((p > 0) == (wanted > 0)).all()
+        assert token.tolist() == draw(p, uniforms).tolist()
+        assert largest.tolist() == logits.float().amax(-1).tolist()
+        for row in range(len(texts)):
+            together.put(row, texts[row - 1])
 
 
 def test_a_law_of_no_numbers_is_noticed():
     logits = random(3, 70).half()
     logits[1, 33] = float("nan")
-    _, _, largest = gpu_choice.law(logits, 1.0, 5, 0.9, 70, torch.rand(3, dtype=torch.float64))
+    _, _, largest = gpu_choice.law(logits, (1.0, 5, 0.9), 70, torch.rand(3, dtype=torch.float64))
     assert largest.isfinite().tolist() == [True, False, True]
 
 

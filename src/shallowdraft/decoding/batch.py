@@ -17,17 +17,25 @@ class Batch:
 
     A prompt is read by an engine of one row. Its row is then copied into the place of one that has left. Where there is
     none, all rows are copied into a larger batch: they must lie next to each other for the kernels.
+
+    On a CPU a batch is as large as there are rows, and no longer than it must be. On a GPU there is one of each power
+    of two, as long as any text may be, and it is kept: its iterations are captured once, whatever rows it holds later.
     """
 
     def __init__(self, target: Model, draft: Model | None, lookahead: int, longest: int, most: int) -> None:
         self._target, self._longest = target, longest
+        self._keeps = target.device.type == "cuda"
+        smaller = (2**power for power in range(most.bit_length()) if 2**power < most)
+        self._sizes = [*smaller, most] if self._keeps else range(1, most + 1)
+        # While rows are copied they are there as they were and as they will be; one more is read.
+        rows = sum(self._sizes) + 1 if self._keeps else 2 * most
         for model in (target, draft) if draft else (target,):
             row_bytes = longest * model.shape.kv_bytes_per_token(dtype_name(model.decoder.dtype))
-            # Twice: while rows are copied they are there as they were and as they will be.
-            require_memory(2 * most * row_bytes, model.device, f"a cache of {most} x {longest} tokens, and a copy,")
+            require_memory(rows * row_bytes, model.device, f"a cache of {most} x {longest} tokens, and copies,")
         self._way = Settings(draft=draft, lookahead=lookahead)
         self._reader = self._new_reader()
         self._engine: Engine | None = None
+        self._kept: dict[int, Engine] = {}
         self._places: dict[Row, int] = {}  # in the engine, which may hold others that have left
 
     @property
@@ -51,6 +59,16 @@ class Batch:
             self._place(row)
         return row
 
+    def warm(self) -> None:
+        """On a GPU meet every kernel and capture every iteration, so that no request waits for that."""
+        for size in self._sizes if self._keeps else ():
+            for temperature in (0.0, 1.0):
+                endless = Settings(max_new_tokens=self._longest - 1, temperature=temperature, stop_tokens=())
+                rows = [self.join([0], endless) for _ in range(size)]
+                for _ in range(3):  # as it is, captured, replayed
+                    self.step()
+                self.leave(rows)
+
     def step(self) -> None:
         """One iteration of all rows; those that have ended leave."""
         if not self._places:
@@ -58,7 +76,7 @@ class Batch:
             return
         assert self._engine is not None
         size = len(self._engine.state.tokens)
-        if len(self._places) < size or not self._fits(self._engine, self._engine.state.longest):
+        if self._size(len(self._places)) < size or not self._fits(self._engine, self._engine.state.longest):
             self._regroup()
         emitted = self._engine.follow(self._engine.iterate())
         for row, place in self._places.items():
@@ -67,11 +85,14 @@ class Batch:
         ended = [row for row in self._places if row.finish_reason or not row.sound]
         self.leave(ended)
         if not all(row.sound for row in ended):
+            self._kept.pop(len(self._engine.state.tokens), None)
             self._regroup()  # nor may it stay here
 
     def leave(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._places.pop(row, None)
+            place = self._places.pop(row, None)
+            if self._keeps and place is not None and self._engine:
+                self._engine.rest(place)
 
     def _place(self, row: Row) -> None:
         """Where the reader's row goes."""
@@ -91,9 +112,31 @@ class Batch:
         if not parts:
             self._engine = None
             return
-        longest = max(engine.state.longest for engine, _ in parts)
-        self._engine = Engine.of(parts, min(self._slots(longest + SLACK), self._slots(self._longest)))
+        self._engine = self._kept_for(parts) if self._keeps else self._fitting(parts)
         self._places = {row: place for place, row in enumerate(self._places)}
+
+    def _fitting(self, parts: list[tuple[Engine, int]]) -> Engine:
+        """An engine for these rows and no more."""
+        longest = max(engine.state.longest for engine, _ in parts)
+        return Engine.of(parts, min(self._slots(longest + SLACK), self._slots(self._longest)))
+
+    def _kept_for(self, parts: list[tuple[Engine, int]]) -> Engine:
+        """The engine for so many rows, the first of which are these."""
+        size = self._size(len(parts))
+        idle = range(len(parts), size)
+        engine = self._kept.get(size)
+        if engine is None:
+            engine = self._kept[size] = Engine.of([*parts, *[parts[0]] * len(idle)], self._slots(self._longest))
+        else:
+            for place, part in enumerate(parts):
+                engine.put(place, part)
+        for place in idle:
+            engine.rest(place)
+        return engine
+
+    def _size(self, rows: int) -> int:
+        """Of the smallest engine for so many."""
+        return next(size for size in self._sizes if size >= rows)
 
     def _fits(self, engine: Engine, longest: int) -> bool:
         """Whether a text so long has room for an iteration."""

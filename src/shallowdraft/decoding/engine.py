@@ -83,12 +83,12 @@ class Engine:
     def of(cls, parts: Sequence[tuple["Engine", int]], slots: int) -> "Engine":
         """A row each of engines with one draft model, or none, from where they stand, with so many slots.
 
-        It goes on without graphs. The others are done with then: random streams are not copied.
+        The others are done with then: random streams are not copied.
         """
         batch = copy.copy(parts[0][0])
         batch._lengths = [engine._lengths[row] for engine, row in parts]
         batch._limits = [engine._limits[row] for engine, row in parts]
-        batch.sampling = Samplings(tuple(engine._sampling_of(row) for engine, row in parts))
+        batch.sampling = Samplings([engine._sampling_of(row) for engine, row in parts], batch.target.device)
         batch.state = State.of([(engine.state, row) for engine, row in parts], batch._lengths, slots)
         batch.noise = Noise.of([(engine.noise, row) for engine, row in parts])
         batch.cache, *draft = (
@@ -97,7 +97,7 @@ class Engine:
         )
         if isinstance(batch.drafter, ModelDrafter):
             batch.drafter = batch.drafter.of(batch.sampling, *draft)
-        batch._graphs = None
+        batch._graphs = _Graphs() if batch._graphs else None
         return batch
 
     @torch.inference_mode()
@@ -106,16 +106,22 @@ class Engine:
         other, place = part
         length = other._lengths[place]
         self._lengths[row], self._limits[row] = length, other._limits[place]
-        rows = [self._sampling_of(index) for index in range(len(self._lengths))]
-        rows[row] = other._sampling_of(place)
-        self.sampling = Samplings(tuple(rows))
-        if isinstance(self.drafter, ModelDrafter):
-            self.drafter.sampling = self.sampling
+        assert isinstance(self.sampling, Samplings)
+        self.sampling.put(row, other._sampling_of(place))  # the drafter's too
         self.state.put(row, (other.state, place), length)
         self.state.longest = max(self._lengths)
         self.noise.put(row, (other.noise, place))
         for cache, found in zip(self._caches, other._caches, strict=True):
             cache.put(row, (found, place), length)
+
+    @torch.inference_mode()
+    def rest(self, row: int) -> None:
+        """Nobody asks for this row any more: it stays as short as can be and needs no random numbers."""
+        assert isinstance(self.sampling, Samplings)
+        self._lengths[row] = self._limits[row] = 1
+        self.state.rest(row)
+        self.sampling.put(row, Sampling())
+        self.noise.rest(row)
 
     @property
     def _caches(self) -> list[KVCache]:
@@ -150,7 +156,7 @@ class Engine:
         missed, self._missed = self._missed, 0 if d else self._missed + 1
         if self._graphs is None or (d and missed):
             return self._iteration(uniforms, d, missed)
-        return self._graphs.run(d, lambda: self._iteration(uniforms, d, missed))
+        return self._graphs.run((d, self.sampling.greedy), lambda: self._iteration(uniforms, d, missed))
 
     def _iteration(self, uniforms: Tensor, d: int, missed: int) -> Tensor:
         assert self.cache is not None
@@ -179,7 +185,7 @@ class Engine:
                 verdict = verify_choice(best, choice, proposal)
             else:
                 logits = self.target.head(self.target(tokens, positions, self.cache, self.state.span))
-                if self._graphs is not None and self.rule == "token" and isinstance(self.sampling, Sampling):
+                if self._graphs is not None and self.rule == "token":
                     return _judged(logits, proposal, self.sampling, coins, last, self.state)
                 verdict = verify(logits, proposal, self.sampling, coins, last, self.rule)
         self.state.commit(verdict)
@@ -269,13 +275,13 @@ def _settled(best: Tensor, choice: Tensor, proposal: Proposal, state: State) -> 
 
 
 def _judged(
-    logits: Tensor, proposal: Proposal, sampling: Sampling, coins: Tensor, last: Tensor, state: State
+    logits: Tensor, proposal: Proposal, sampling: Sampling | Samplings, coins: Tensor, last: Tensor, state: State
 ) -> Tensor:
     """`verify`, `State.commit` and `_packed` as two kernels."""
     from shallowdraft.kernels import gpu_choice
 
     size, vocab = logits.shape[:2], logits.shape[2]
-    p, _, best = gpu_choice.law(logits.flatten(0, 1), sampling.temperature, sampling.top_k, sampling.top_p, vocab)
+    p, _, best = gpu_choice.law(logits.flatten(0, 1), sampling.numbers, vocab)
     p, best = p.view(*size, vocab), best.view(size)
     q, drafted = p[:, :0] if proposal.q is None else proposal.q, _draft_logits(proposal)
     return gpu_choice.judge(
@@ -291,22 +297,23 @@ def _draft_logits(proposal: Proposal) -> Tensor:
 
 
 class _Graphs:
-    """Whole iterations as CUDA graphs, one for each lookahead: run as they are once, captured at the second time."""
+    """Whole iterations as CUDA graphs, one for each kind: run as they are once, captured at the second time."""
 
     def __init__(self) -> None:
-        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
+        self._captured: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, lookahead: int, iteration: Callable[[], Tensor]) -> Tensor:
-        if lookahead not in self._captured:
-            self._captured[lookahead] = None
+    def run(self, kind: tuple[int, bool], iteration: Callable[[], Tensor]) -> Tensor:
+        """A kind is a lookahead, and whether all rows are greedy."""
+        if kind not in self._captured:
+            self._captured[kind] = None
             return iteration()
-        found = self._captured[lookahead]
+        found = self._captured[kind]
         if found is None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
                 emitted = iteration()
-            found = self._captured[lookahead] = graph, emitted
+            found = self._captured[kind] = graph, emitted
         found[0].replay()
         return found[1]
 

@@ -34,6 +34,10 @@ class Noise:
         other, place = part
         self._streams[row] = other._streams[place]
 
+    def rest(self, row: int) -> None:
+        """A stream of no use, and nobody else's."""
+        self._streams[row] = _stream(0, row)
+
     def begin(self, seed: int | None, iterations: int, first: int = 0) -> None:
         """Streams of this seed, from row `first` on, for about so many iterations; None: greedy decoding reads no
         number.

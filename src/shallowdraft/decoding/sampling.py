@@ -4,8 +4,8 @@ Shapes: B rows, V vocabulary, … any leading dimensions.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,21 +42,34 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def numbers(self) -> tuple[float, int, float]:
+        """What the kernels take: 1 / temperature, 0 where it is 0; top-k, 0 for none; top-p."""
+        return 0.0 if self.greedy else 1 / self.temperature, self.top_k or 0, self.top_p or 1.0
 
-@dataclass(frozen=True)
+
 class Samplings:
     """How tokens are chosen in each row of a batch. Where not all rows are greedy, greedy ones draw from a law that has
     one token.
     """
 
-    rows: tuple[Sampling, ...]
+    def __init__(self, rows: Sequence[Sampling], device: torch.device) -> None:
+        self.rows = list(rows)
+        self.groups = self._alike()
+        self.numbers = torch.tensor([row.numbers for row in rows], device=device)
+        """[B, 3] of each row, always in the same place."""
 
     @property
     def greedy(self) -> bool:
         return all(row.greedy for row in self.rows)
 
-    @cached_property
-    def groups(self) -> dict[Sampling, list[int]]:
+    def put(self, row: int, sampling: Sampling) -> None:
+        """Instead of what a row had."""
+        self.rows[row] = sampling
+        self.groups = self._alike()
+        self.numbers[row] = torch.tensor(sampling.numbers)
+
+    def _alike(self) -> dict[Sampling, list[int]]:
         """The rows that choose alike."""
         found: dict[Sampling, list[int]] = {}
         for index, row in enumerate(self.rows):
@@ -90,10 +103,10 @@ def drawn(logits: Tensor, sampling: Sampling | Samplings, vocab: int, uniform: T
 
     Ids that only one vocabulary has are never drawn.
     """
-    if logits.is_cuda and isinstance(sampling, Sampling):
+    if logits.is_cuda:
         from shallowdraft.kernels import gpu_choice
 
-        return gpu_choice.law(logits, sampling.temperature, sampling.top_k, sampling.top_p, vocab, uniform)
+        return gpu_choice.law(logits, sampling.numbers, vocab, uniform)
     logits = in_vocabulary(logits, vocab)
     p = probabilities(logits, sampling)
     return p, draw(p, uniform), logits.amax(-1)

@@ -93,6 +93,10 @@ class State:
         self.tokens[row, :known] = other.tokens[place, :known]
         self.length[row], self.limit[row] = other.length[place], other.limit[place]
 
+    def rest(self, row: int) -> None:
+        """One token, and no room for more."""
+        self.length[row] = self.limit[row] = 1
+
     def refill(self, prompts: list[list[int]], limits: list[int], sources: list[list[int]] | None = None) -> None:
         """Other prompts in the same memory."""
         fresh = new_state(prompts, limits, self.lookahead, torch.device("cpu"), self.tokens.shape[1])

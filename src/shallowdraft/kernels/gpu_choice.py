@@ -54,29 +54,28 @@ def settle(
 
 
 def law(
-    logits: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    vocab: int,
-    uniforms: Tensor | None = None,
+    logits: Tensor, numbers: tuple[float, int, float] | Tensor, vocab: int, uniforms: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logits [R, V'] -> their law [R, V], a token drawn at uniforms [R] (any without them) and the largest logit [R].
 
-    Ids that V' lacks have probability 0.
+    `numbers` are `Sampling.numbers` of all rows, or [B, 3] of each text, which has R / B rows, one after the other. Ids
+    that V' lacks have probability 0.
     """
     rows, given = logits.shape
+    table = numbers if isinstance(numbers, Tensor) else None
+    cold, top_k, top_p = (1.0, 0, 1.0) if isinstance(numbers, Tensor) else numbers
     assert logits.stride(1) == 1
     p = torch.empty(rows, vocab, device=logits.device)
     token = torch.zeros(rows, device=logits.device, dtype=torch.int64)
     largest = torch.empty(rows, device=logits.device)
     known = min(given, vocab)
     gpu_choice_jit.law[(rows,)](
-        logits, p, token, largest, uniforms,
+        logits, p, token, largest, uniforms, table,
         logits.stride(0), 0 if uniforms is None else uniforms.stride(0),
-        known, vocab, 1 / temperature, top_k or 0, top_p or 1.0,
-        TOP_K=top_k is not None and top_k < known,
-        TOP_P=top_p is not None and top_p < 1,
+        known, vocab, cold, top_k, top_p, 1 if table is None else rows // len(table),
+        TABLE=table is not None,
+        TOP_K=0 < top_k < known,
+        TOP_P=top_p < 1,
         DRAWN=uniforms is not None,
         SHIFT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
         BLOCK=min(BLOCK, gpu.power_of_two(vocab)),

@@ -132,11 +132,20 @@ def _drawn(p, q, minus, known, uniform, BLOCK: tl.constexpr):
 
 @triton.jit
 def law(
-    logits, p, token, largest, uniforms, logit_stride, uniform_stride, known, vocab, cold, top_k, top_p,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, DRAWN: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    logits, p, token, largest, uniforms, table, logit_stride, uniform_stride, known, vocab, cold, top_k, top_p, tokens,
+    TABLE: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, DRAWN: tl.constexpr, SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row each."""
+    """One row each. In a table a text may have no top-k (0), no top-p (1), or only its likeliest token (cold 0)."""
     row = tl.program_id(0)
+    if TABLE:
+        own = table + row // tokens * 3
+        cold, top_k, top_p = tl.load(own), tl.load(own + 1), tl.load(own + 2)
+        limited, nucleus, certain = (top_k > 0) & (top_k < known), top_p < 1, cold == 0
+        cold = tl.where(certain, 1.0, cold)
+    else:
+        limited: tl.constexpr = TOP_K
+        nucleus: tl.constexpr = TOP_P
     logits += row.to(tl.int64) * logit_stride
     p += row.to(tl.int64) * vocab
     top = -float("inf")
@@ -147,18 +156,22 @@ def law(
         top = tl.maximum(top, tl.max(x, 0))
     tl.store(largest + row, top)
 
-    least = -(1 << (31 - SHIFT))
-    if TOP_K:
+    least = tl.full([], -(1 << (31 - SHIFT)), tl.int32)
+    if limited:
         least = _threshold(logits, known, top, cold, top_k, least, True, SHIFT, BLOCK)
+    if TABLE:
+        least = tl.where(certain, _key(top, SHIFT), least)
     total = _mass(logits, known, top, cold, least, least, False, SHIFT, BLOCK)
     ties = known * 1.0
-    if TOP_P:  # tokens until their sum reaches top_p; of equal ones the first
+    if nucleus:  # tokens until their sum reaches top_p; of equal ones the first
         wanted = top_p * total
         least = _threshold(logits, known, top, cold, wanted, least, False, SHIFT, BLOCK)
         above = _mass(logits, known, top, cold, least + 1, least + 1, False, SHIFT, BLOCK)
         each = tl.exp((_number(least, SHIFT) - top) * cold)
-        ties = tl.maximum(tl.ceil((wanted - above) / tl.maximum(each, 1e-38)), 1.0)
+        ties = tl.maximum(tl.ceil((wanted - above) / tl.maximum(each, 1.2e-38)), 1.0)
         total = above + ties * each
+    if TABLE:
+        ties, total = tl.where(certain, 1.0, ties), tl.where(certain, 1.0, total)
     seen = 0
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)

@@ -37,7 +37,12 @@ class Server(uvicorn.Server):
         api_key: str | None = None,
     ) -> None:
         metrics = Metrics(target.name, lookahead if draft else 0)
-        new_batch = partial(Batch, target, draft, lookahead, limits.longest, rows)
+
+        def new_batch() -> Batch:
+            batch = Batch(target, draft, lookahead, limits.longest, rows)
+            batch.warm()
+            return batch
+
         self._worker = worker
         self.scheduler = worker.do(partial(Scheduler, new_batch, rows, queue, metrics))
         app = new_app(target, self.scheduler, metrics, limits, api_key)
