@@ -13,7 +13,7 @@ from shallowdraft.errors import OptionError
 from shallowdraft.shapes import require_one_kind
 
 if TYPE_CHECKING:
-    from shallowdraft.decoding.generation import Generation, Stream
+    from shallowdraft.decoding.generation import Generation, Options, Stream
     from shallowdraft.decoding.statistics import Statistics
     from shallowdraft.models.tree import Tree
 
@@ -74,10 +74,44 @@ class Generate(DraftCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
-        from shallowdraft.decoding.generation import BRANCHING, DRAFTLESS, Options, Settings
         from shallowdraft.models import processes
-        from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.prompts import Prompt, load_prompts
+
+        self._check()
+        self.set_threads()
+        several = load_prompts(self.prompts) if self.prompts is not None else []
+        options = self._options()
+        target = sd.load(self.target, self.dtype, self.device, parallel=self.tensor_parallel)
+        if self.draft is not None:
+            options["draft"] = sd.load_draft(self.draft, self.draft_dtype or self.dtype, self.device)
+        if self.drafter == "medusa":
+            options["heads"] = sd.load_heads(target, self.heads)
+        speculative = self.draft is not None or self.drafter != "model"
+        results = []
+        for prompt in several or [Prompt("", "", self.prompt or "")]:
+            ids = target.encode_chat([{"role": "user", "content": prompt.text}]) if self.chat else prompt.text
+            pieces = sd.stream(target, ids, **options)
+            if self.json_output or not processes.is_first():
+                _drain(pieces)
+            else:
+                _show(pieces, prompt.text if several else "", speculative=speculative)
+            results.append((prompt.id, pieces.result))
+        first = processes.is_first()
+        processes.leave()
+        if not first:
+            return 0
+        whole = sd.total([result.stats for _, result in results], one_batch=False)
+        if self.json_output:
+            made = [{"id": id_} | _as_json(result) for id_, result in results]
+            shown = {"stats": whole.to_json(), "generations": made} if several else made[0]
+            print(json.dumps(shown, ensure_ascii=False))
+        elif several:
+            _say(f"{len(results)} prompts: {_summary(whole, speculative=speculative)}")
+        return 0
+
+    def _check(self) -> None:
+        from shallowdraft.decoding.generation import BRANCHING, DRAFTLESS
+        from shallowdraft.models.checkpoint import find_folder, read_shape
 
         if (self.prompt is None) == (self.prompts is None):
             raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
@@ -87,8 +121,16 @@ class Generate(DraftCommand):
             raise OptionError("a tree is proposed by a draft model; name one with --draft")
         if self.heads is not None and self.drafter != "medusa":
             raise OptionError("--heads is for --drafter medusa")
-        self.set_threads()
-        several = load_prompts(self.prompts) if self.prompts is not None else []
+        if self.skips is not None and self.drafter != "skip":
+            raise OptionError("--skips is for --drafter skip")
+        if self.draft is not None:
+            require_one_kind(*(read_shape(find_folder(name, weights=False)) for name in (self.target, self.draft)))
+
+    def _options(self) -> "Options":
+        """Of `sd.stream`, less the models; a wrong one is found before those are loaded."""
+        from shallowdraft.decoding.generation import Options, Settings
+        from shallowdraft.study.skips import read_trials
+
         options: Options = {
             "drafter": self.drafter,
             "nodes": self.nodes,
@@ -105,46 +147,9 @@ class Generate(DraftCommand):
         if self.tree is not None:
             options["tree"] = _tree(Path(self.tree))
         if self.skips is not None:
-            options["skips"] = self._skips(self.skips)
-        settings = Settings(**options)  # a wrong option is found before a model is loaded
-        speculative = settings.speculative or self.draft is not None
-        if self.draft is not None:
-            require_one_kind(*(read_shape(find_folder(name, weights=False)) for name in (self.target, self.draft)))
-        target = sd.load(self.target, self.dtype, self.device, parallel=self.tensor_parallel)
-        if self.draft is not None:
-            options["draft"] = sd.load_draft(self.draft, self.draft_dtype or self.dtype, self.device)
-        if self.drafter == "medusa":
-            options["heads"] = sd.load_heads(target, self.heads)
-        stats: list[Statistics] = []
-        results = []
-        for prompt in several or [Prompt("", "", self.prompt or "")]:
-            ids = target.encode_chat([{"role": "user", "content": prompt.text}]) if self.chat else prompt.text
-            pieces = sd.stream(target, ids, **options)
-            if self.json_output or not processes.is_first():
-                results.append({"id": prompt.id} | _as_json(_drain(pieces)))
-            else:
-                _show(pieces, prompt.text if several else "", speculative=speculative)
-            stats.append(pieces.result.stats)
-        first = processes.is_first()
-        processes.leave()
-        if not first:
-            return 0
-        if self.json_output:
-            whole = (
-                {"stats": sd.total(stats, one_batch=False).to_json(), "generations": results} if several else results[0]
-            )
-            print(json.dumps(whole, ensure_ascii=False))
-        elif several:
-            whole_run = _summary(sd.total(stats, one_batch=False), speculative=speculative)
-            _say(f"{len(stats)} prompts: {whole_run}")
-        return 0
-
-    def _skips(self, file: str) -> tuple[int, ...]:
-        from shallowdraft.study.skips import read_trials
-
-        if self.drafter != "skip":
-            raise OptionError("--skips is for --drafter skip")
-        return read_trials(Path(file))[0].skips
+            options["skips"] = read_trials(Path(self.skips))[0].skips
+        Settings(**options)
+        return options
 
 
 def _tree(file: Path) -> "Tree":
@@ -157,10 +162,9 @@ def _tree(file: Path) -> "Tree":
     return Tree(tuple(parents))
 
 
-def _drain(pieces: "Stream") -> "Generation":
+def _drain(pieces: "Stream") -> None:
     for _ in pieces:
         pass
-    return pieces.result
 
 
 def _as_json(result: "Generation") -> dict[str, object]:

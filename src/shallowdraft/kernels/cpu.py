@@ -133,7 +133,8 @@ def _built(compiler: str) -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shallowdraft"
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     flags = (*_FLAGS, f"-DLANES={lanes()}")
-    key = "\n".join((_SOURCE.read_text(), " ".join(flags), version, _processor()))
+    sources = [path.read_text() for path in (_SOURCE, *sorted(_SOURCE.parent.glob("cpu_*.h")))]
+    key = "\n".join((*sources, " ".join(flags), version, _processor()))
     path = folder / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
