@@ -55,6 +55,8 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
     @app.post("/v1/completions")
     async def complete(asked: CompletionRequest, request: HttpRequest) -> Response:
         _require(asked, target.name)
+        if len(asked.prompts) > limits.prompts:
+            raise PromptError(f"there are {len(asked.prompts)} prompts in a request; send at most {limits.prompts}")
         prompts = await run_in_threadpool(lambda: [_within(limits, encode(target, text)) for text in asked.prompts])
         tokens = asked.max_tokens or min(DEFAULT_TOKENS, limits.tokens)
         return await answer("completion", asked, prompts, tokens, request)
@@ -69,8 +71,6 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
     async def answer(
         kind: Kind, asked: Request, prompts: list[list[int]], tokens: int | None, request: HttpRequest
     ) -> Response:
-        if len(prompts) > limits.prompts:
-            raise PromptError(f"there are {len(prompts)} prompts in a request; send at most {limits.prompts}")
         if tokens is not None and tokens > limits.tokens:
             raise PromptError(f"{tokens:,} new tokens are asked for; ask for at most {limits.tokens:,}")
         settings = [_settings(asked, min(tokens or limits.tokens, limits.longest - len(ids))) for ids in prompts]

@@ -1,5 +1,6 @@
 """One thread runs the batch; requests reach it through a bounded queue, what they get is handed back as it comes."""
 
+import gc
 import logging
 import threading
 import time
@@ -60,22 +61,26 @@ class Scheduler:
         self._batch = new_batch()
         self._running: dict[Row, Ticket] = {}
         self._waiting: deque[Ticket] = deque()
+        self._reading = False  # a prompt, which is neither
         self._changed = threading.Condition()
-        self._drained: Callable[[], None] | None = None
         self._ended: Future[None] | None = None
+        self.stopping = False
         metrics.waiting.set_function(lambda: len(self._waiting))
-        metrics.running.set_function(lambda: len(self._running))
+        metrics.running.set_function(lambda: len(self._running) + self._reading)
 
-    def start(self, worker: Worker) -> None:
+    def start(self, worker: Worker, ended: Callable[[], None]) -> None:
+        """`ended` is called when all that was taken is answered after `stop`, or when nothing can be any more."""
         self._ended = worker.start(self._run)
-
-    @property
-    def stopping(self) -> bool:
-        return self._drained is not None
+        self._ended.add_done_callback(lambda _: ended())
 
     @property
     def healthy(self) -> bool:
         return self._ended is not None and not self._ended.done() and not self.stopping
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why nothing can be answered any more."""
+        return self._ended.exception() if self._ended and self._ended.done() else None
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """All of them, or none."""
@@ -94,29 +99,38 @@ class Scheduler:
                 ticket.cancelled = True
             self._waiting = deque(ticket for ticket in self._waiting if not ticket.cancelled)
 
-    def drain(self, drained: Callable[[], None]) -> None:
-        """Take no more requests; call back when all that were taken are answered."""
+    def stop(self) -> None:
+        """Take no more requests."""
         with self._changed:
-            self._drained = drained
+            self.stopping = True
             self._changed.notify()
 
     def _run(self) -> None:
         try:
             while self._work():
-                try:
-                    self._admit()
-                    self._iterate()
-                except Exception:
-                    log.exception("an iteration failed; its requests were given up")
-                    self._give_up(self._running.values())
-                    self._running.clear()
-                    self._batch = self._new_batch()
+                if not self._went_on():
+                    self._start_again()
         finally:  # reached by an error only if not even a new batch could be made
             with self._changed:
                 self._give_up(self._waiting)
                 self._waiting.clear()
-            if self._drained:
-                self._drained()
+
+    def _went_on(self) -> bool:
+        try:
+            self._admit()
+            self._iterate()
+        except Exception:
+            log.exception("an iteration failed; its requests were given up")
+            return False
+        return True
+
+    def _start_again(self) -> None:
+        """With another batch, once nothing of the failed one takes memory."""
+        self._give_up(self._running.values())
+        self._running.clear()
+        del self._batch
+        gc.collect()
+        self._batch = self._new_batch()
 
     def _work(self) -> bool:
         """Wait until there is some; False: there will be none."""
@@ -125,24 +139,31 @@ class Scheduler:
             return bool(self._waiting or self._running)
 
     def _admit(self) -> None:
-        """Let those leave for whom nobody waits, and others join."""
+        """Let those leave for whom nobody waits, and others join: one an iteration while some run, lest they wait."""
         self._let_go([row for row, ticket in self._running.items() if ticket.cancelled])
-        while len(self._running) < self._most_rows:
+        free = self._most_rows - len(self._running)
+        for _ in range(min(free, 1) if self._running else free):
             with self._changed:
                 if not self._waiting:
                     return
-                ticket = self._waiting.popleft()
+                ticket, self._reading = self._waiting.popleft(), True
             try:
-                row = self._batch.join(ticket.prompt, ticket.settings, ticket.stream)
-            except Exception as error:
-                if not isinstance(error, ShallowdraftError):
-                    self._give_up([ticket])
-                    raise
-                ticket.notify(Update(error=str(error)))
-                continue
-            self._metrics.begun(len(ticket.prompt), time.perf_counter() - ticket.begin_s)
-            self._running[row] = ticket
-            self._publish(row, ticket)
+                self._join(ticket)
+            finally:
+                self._reading = False
+
+    def _join(self, ticket: Ticket) -> None:
+        try:
+            row = self._batch.join(ticket.prompt, ticket.settings, ticket.stream)
+        except ShallowdraftError as error:
+            ticket.notify(Update(error=str(error)))
+            return
+        except Exception:
+            self._give_up([ticket])
+            raise
+        self._metrics.begun(len(ticket.prompt), time.perf_counter() - ticket.begin_s)
+        self._running[row] = ticket
+        self._publish(row, ticket)
 
     def _iterate(self) -> None:
         if not self._running:

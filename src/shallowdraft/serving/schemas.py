@@ -1,13 +1,20 @@
-"""What clients may send. A field that is not here, or a value that would not be honoured, is refused."""
+"""What clients may send. A field that is not here, or a value that would not be honoured, is refused.
 
-from typing import Annotated, Literal
+A list is looked at up to its first mistake: a body of a megabyte has room for half a million.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic_core import PydanticCustomError
+
+LONGEST_NAME = 40  # that a message repeats
+
+T = TypeVar("T")
+Some = Annotated[list[T], Field(min_length=1, fail_fast=True)]
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-Stop = Annotated[list[Text], Field(max_length=4)]
+Stop = Annotated[list[Text], Field(max_length=4, fail_fast=True)]
 Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
 
 
@@ -15,6 +22,17 @@ class Schema(BaseModel):
     """Strict about names."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        names = given if isinstance(given, dict) else ()
+        unknown = next((name for name in names if name not in cls.model_fields), None)
+        if unknown is not None:
+            raise PydanticCustomError(
+                "unknown_field", "there is no field {name} here", {"name": unknown[:LONGEST_NAME]}
+            )
+        return given
 
 
 class StreamOptions(Schema):
@@ -50,9 +68,7 @@ class Request(Schema):
 class CompletionRequest(Request):
     """Text or token ids to continue, or a list of either, which gives a choice each."""
 
-    prompt: (
-        Text | TokenIds | Annotated[list[Text], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
-    )
+    prompt: Text | Some[TokenId] | Some[Text] | Some[Some[TokenId]]
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     logprobs: None = None
@@ -76,7 +92,7 @@ class Message(Schema):
     """A turn of a conversation."""
 
     role: Literal["system", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     def plain(self) -> dict[str, str]:
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
@@ -86,6 +102,6 @@ class Message(Schema):
 class ChatRequest(Request):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Some[Message]
     max_completion_tokens: Count | None = None
     logprobs: Literal[False] | None = None

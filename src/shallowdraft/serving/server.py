@@ -51,11 +51,13 @@ class Server(uvicorn.Server):
         )
 
     def serve_on(self, listening: socket.socket) -> None:
-        self.scheduler.start(self._worker)
+        self.scheduler.start(self._worker, self._end)
         self.run(sockets=[listening])
+        if self.scheduler.error:
+            raise self.scheduler.error
 
     def stop(self) -> None:
-        self.scheduler.drain(self._end)
+        self.scheduler.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.scheduler.stopping:
