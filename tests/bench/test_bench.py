@@ -18,6 +18,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 import shallowdraft as sd
+from shallowdraft.bench import load
 from shallowdraft.bench.endpoint import Counters, Endpoint, parse_counters
 from shallowdraft.bench.levels import KIND, speed_up, summarise
 from shallowdraft.cli import main
@@ -225,6 +226,42 @@ def test_no_spelling_of_the_key_is_kept(given: list[str]):
     kept = _without_key(["shallowdraft", "bench", *given, "--chat"])
     assert KEY not in " ".join(kept)
     assert kept[-1] == "--chat"
+
+
+def test_tokens_a_second_are_of_the_time_that_passed(monkeypatch):
+    """One request from 0 to 4 s, another from 1 to 3, then none, then one from 10 to 11: five seconds in all."""
+    times = iter([0.0, 1.0, 3.0, 4.0, 10.0, 11.0])
+    monkeypatch.setattr(load.time, "perf_counter", lambda: next(times))
+    clock = load.Shared()
+    long = clock.begin()
+    short = clock.begin()
+    short = clock.end() - short
+    long = clock.end() - long
+    last = clock.begin()
+    assert (long, short, clock.end() - last) == (3, 1, 1)
+
+
+def test_an_answer_more_takes_none_away(tmp_path: Path):
+    """Prompts that were answered once and twice; what they took and wrote adds up."""
+    file = Records.open(tmp_path / "out.jsonl", KIND, {})
+    for number, prompt, tokens, share_s in [(0, "a", 10, 1.0), (1, "a", 10, 1.0), (0, "b", 10, 8.0)]:
+        answer = {"tokens": tokens, "total_s": 2 * share_s, "share_s": share_s, "arrivals_s": [share_s, 2 * share_s]}
+        key = {"concurrency": 4, "round": number, "set": "s", "id": prompt}
+        file.append(key | answer | {"speculation": None})
+    (level,) = summarise(file.path)
+    assert (level.requests, level.tokens_per_s, level.under_way) == (3, 3, 2)
+    assert (level.ttft_s, level.between_s) == (1, pytest.approx(10 / 27))
+    assert (level.tokens_per_s_interval[0], level.tokens_per_s_interval[1]) == (pytest.approx(1.25), 10)
+
+
+def test_one_token_has_nothing_between(served, tmp_path: Path, capsys):
+    given = arguments(served[0], prompts(tmp_path, "Once"), tmp_path / "out.jsonl", "--concurrency", "8")
+    assert main([*given, "--max-new-tokens", "1", "--json"]) == 0
+    (level,) = json.loads(capsys.readouterr().out)["levels"]
+    assert level["between_s"] is None
+    assert level["under_way"] == pytest.approx(1, rel=0.05)
+    assert main([*given, "--max-new-tokens", "1"]) == 0
+    assert "of 8 at once only 1.0 were under way" in capsys.readouterr().out
 
 
 def test_a_server_against_another(tmp_path: Path):

@@ -1,7 +1,7 @@
 """What follows from the records of a server that was asked: figures at every concurrency, and against another server.
 
-Tokens a second are those of a request, times how many were under way, so that the end of a round, where fewer are, does
-not count against the server.
+Tokens a second are those of all requests over the seconds in which any was under way: a request's share of them is what
+its seconds come to when those it shared with n - 1 others count as an nth.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,15 +28,17 @@ class Level:
     concurrency: int
     requests: int
     failed: int
+    under_way: float
+    """Requests at a time, on average: fewer than wanted where there were too few, or at the end."""
     tokens_per_s: float
     tokens_per_s_interval: Interval
     ttft_s: float
     """To the first token: the median."""
     ttft_s_interval: Interval
     ttft_s_p95: float
-    between_s: float
-    """Between tokens: from the first to the last, over how many come behind the first."""
-    between_s_interval: Interval
+    between_s: float | None
+    """Between tokens: from the first to the last, over how many come behind the first; None where none does."""
+    between_s_interval: Interval | None
     tar: float | None
     """Tokens an iteration: 1 + accepted / iterations, as the server counts them."""
     acceptance_rate: float | None
@@ -51,6 +53,8 @@ def summarise(path: Path) -> list[Level]:
     if not levels:
         errors = [row["error"] for row in rows if "error" in row]
         raise RecordError(f"{path}: holds no answer of the server" + (f"; it said: {errors[-1]}" if errors else ""))
+    if any("share_s" not in row for row in rows if "tokens" in row):
+        raise RecordError(f"{path}: does not say what requests were under way together; remove it and measure again")
     return [_summary(many, [row for row in rows if row["concurrency"] == many]) for many in levels]
 
 
@@ -58,20 +62,45 @@ def _summary(many: int, rows: Sequence[Record]) -> Level:
     answers = [row for row in rows if "tokens" in row]
     answered = {(row["round"], row["set"], row["id"]) for row in answers}
     failed = {(row["round"], row["set"], row["id"]) for row in rows if "error" in row} - answered
-    tokens = np.array([row["tokens"] for row in answers], float)
-    total, first = np.array([row["total_s"] for row in answers]), np.array([row["arrivals_s"][0] for row in answers])
-    last = np.array([row["arrivals_s"][-1] for row in answers])
-    groups = _by_prompt(answers)
-    speed = _bounded(lambda at: many * tokens[at].sum(-1) / total[at].sum(-1), groups)
-    ttft = _bounded(lambda at: np.median(first[at], -1), groups)
-    between = _bounded(lambda at: (last - first)[at].sum(-1) / np.maximum(tokens[at] - 1, 0).sum(-1).clip(1), groups)
-    own = [row["speculation"] for row in answers if row["speculation"]]
-    tar, rate = _speculation(own or [row["counters"] for row in rows if "counters" in row])
-    p95 = float(np.quantile(first, 0.95))
+    prompts: dict[tuple[str, str], list[Record]] = {}
     sets: dict[str, int] = {}
     for row in answers:
+        prompts.setdefault((row["set"], row["id"]), []).append(row)
         sets[row["set"]] = sets.get(row["set"], 0) + row["tokens"]
-    return Level(many, len(answers), len(failed), *speed, *ttft, p95, *between, tar, rate, sets)
+    sums = np.array([np.sum([_parts(row) for row in group], 0) for group in prompts.values()])
+    tokens, total, share, span, behind = range(5)
+
+    def ratio(top: int, bottom: int) -> tuple[float, Interval]:
+        return _bounded(lambda at: sums[at, top].sum(-1) / sums[at, bottom].sum(-1).clip(1e-9), len(sums))
+
+    first = _padded([[row["arrivals_s"][0] for row in group] for group in prompts.values()])
+    speed, speed_interval = ratio(tokens, share)
+    ttft, ttft_interval = _bounded(lambda at: np.nanmedian(first[at].reshape(len(at), -1), -1), len(first))
+    between, between_interval = ratio(span, behind) if sums[:, behind].any() else (None, None)
+    own = [row["speculation"] for row in answers if row["speculation"]]
+    tar, rate = _speculation(own or [row["counters"] for row in rows if "counters" in row])
+    return Level(
+        concurrency=many,
+        requests=len(answers),
+        failed=len(failed),
+        under_way=ratio(total, share)[0],
+        tokens_per_s=speed,
+        tokens_per_s_interval=speed_interval,
+        ttft_s=ttft,
+        ttft_s_interval=ttft_interval,
+        ttft_s_p95=float(np.nanquantile(first, 0.95)),
+        between_s=between,
+        between_s_interval=between_interval,
+        tar=tar,
+        acceptance_rate=rate,
+        set_tokens=sets,
+    )
+
+
+def _parts(row: Record) -> tuple[float, ...]:
+    """Tokens, seconds, the share of them, seconds from the first token to the last, and tokens behind the first."""
+    arrivals = row["arrivals_s"]
+    return row["tokens"], row["total_s"], row["share_s"], arrivals[-1] - arrivals[0], max(row["tokens"] - 1, 0)
 
 
 def speed_up(path: Path, plain: Path, concurrency: int) -> tuple[float, Interval] | None:
@@ -102,19 +131,16 @@ def _by_id(path: Path, concurrency: int) -> dict[tuple[str, str], Floats]:
     return found
 
 
-def _by_prompt(answers: Sequence[Record]) -> NDArray[np.int64]:
-    """Rows of answers to the same prompt, as many as every prompt has."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for at, row in enumerate(answers):
-        groups.setdefault((row["set"], row["id"]), []).append(at)
-    fewest = min(map(len, groups.values()))
-    return np.array([group[:fewest] for group in groups.values()])
+def _padded(rows: Sequence[Sequence[float]]) -> Floats:
+    """Of like length, with what is no number."""
+    most = max(map(len, rows))
+    return np.array([[*row, *[np.nan] * (most - len(row))] for row in rows])
 
 
-def _bounded(figure: Callable[[NDArray[np.int64]], Floats], groups: NDArray[np.int64]) -> tuple[float, Interval]:
-    """A figure of all answers, and its interval: prompts are drawn, their rounds stay together."""
-    low, high = bootstrap(lambda draws: figure(groups[draws].reshape(len(draws), -1)), len(groups))
-    return float(figure(groups.reshape(-1))), (float(low), float(high))
+def _bounded(figure: Callable[[NDArray[np.int64]], Floats], prompts: int) -> tuple[float, Interval]:
+    """A figure of all prompts, given rows of their numbers, and its interval."""
+    low, high = bootstrap(figure, prompts)
+    return float(figure(np.arange(prompts)[None])[0]), (float(low), float(high))
 
 
 def _speculation(found: Sequence[Record]) -> tuple[float | None, float | None]:

@@ -3,12 +3,13 @@
 So many requests are under way at any time; when one ends the next begins.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from shallowdraft.bench.endpoint import Counters, Endpoint
@@ -64,19 +65,40 @@ def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) ->
                 yield count
 
 
+class Shared:
+    """A clock that runs slower the more requests are under way: their seconds on it add up to those that passed."""
+
+    def __init__(self) -> None:
+        self._lock, self._under_way = Lock(), 0
+        self._shown = self._read_s = 0.0
+
+    def begin(self) -> float:
+        return self._show(1)
+
+    def end(self) -> float:
+        return self._show(-1)
+
+    def _show(self, more: int) -> float:
+        with self._lock:
+            now_s = time.perf_counter()
+            self._shown += (now_s - self._read_s) / max(self._under_way, 1)
+            self._read_s, self._under_way = now_s, self._under_way + more
+            return self._shown
+
+
 def _level(endpoint: Endpoint, load: Load, many: int, jobs: Sequence[Job]) -> Iterator[Record]:
     """Records of requests as they end, then what the server counted meanwhile."""
     before = endpoint.counters()
     todo: SimpleQueue[Job] = SimpleQueue()
     done: SimpleQueue[Record | BaseException] = SimpleQueue()
-    stop = Event()
+    stop, shared = Event(), Shared()
     for job in jobs:
         todo.put(job)
 
     def work() -> None:
         with suppress(Empty):
             while not stop.is_set():
-                done.put(_asked(endpoint, load, todo.get_nowait(), stop))
+                done.put(_asked(endpoint, load, todo.get_nowait(), stop, shared))
 
     for _ in range(many):  # daemons: whoever interrupts us does not wait for a server that hangs
         Thread(target=work, daemon=True).start()
@@ -93,14 +115,17 @@ def _level(endpoint: Endpoint, load: Load, many: int, jobs: Sequence[Job]) -> It
         yield {"counters": after.since(before or Counters())}
 
 
-def _asked(endpoint: Endpoint, load: Load, job: Job, stop: Event) -> Record | BaseException:
+def _asked(endpoint: Endpoint, load: Load, job: Job, stop: Event, shared: Shared) -> Record | BaseException:
     """A record of the answer, or of what went wrong with the server; what went wrong with us is for the caller."""
     number, name, prompt = job
     key = {"round": number, "set": name, "id": prompt.id}
+    begun = shared.begin()
     try:
         answer = endpoint.ask(load.request(prompt), chat=load.chat, go_on=lambda: not stop.is_set())
     except ServerError as error:
         return key | {"error": str(error)}
     except BaseException as error:
         return error
-    return key | asdict(answer)
+    finally:
+        share_s = shared.end() - begun
+    return key | asdict(answer) | {"share_s": share_s}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shallowdraft.bench.levels import Level
 
 KEY = "--api-key"
+ENOUGH = 0.8  # of the requests that are to be under way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +123,20 @@ def _show(found: "list[Level]", title: str) -> None:
             str(one.requests),
             str(one.failed),
             _bounded(one.tokens_per_s, one.tokens_per_s_interval),
-            _bounded(1e3 * one.ttft_s, (1e3 * one.ttft_s_interval[0], 1e3 * one.ttft_s_interval[1])),
+            _bounded(one.ttft_s, one.ttft_s_interval, 1e3),
             f"{1e3 * one.ttft_s_p95:.0f}",
-            _bounded(1e3 * one.between_s, (1e3 * one.between_s_interval[0], 1e3 * one.between_s_interval[1])),
+            "" if one.between_s is None else _bounded(one.between_s, one.between_s_interval, 1e3),
             "" if one.tar is None else f"{one.tar:.2f}",
             "" if one.acceptance_rate is None else f"{one.acceptance_rate:.0%}",
         )
-    table_console().print(table)
+    console = table_console()
+    console.print(table)
+    for one in found:
+        if one.under_way < ENOUGH * one.concurrency:
+            said = f"of {one.concurrency} at once only {one.under_way:.1f} were under way on average"
+            console.print(f"{said}: ask more with --limit or --rounds", style="dim", soft_wrap=True)
 
 
-def _bounded(figure: float, interval: tuple[float, float]) -> str:
-    return f"{figure:.1f} ({interval[0]:.1f}–{interval[1]:.1f})"
+def _bounded(figure: float, interval: tuple[float, float] | None, scale: float = 1) -> str:
+    low, high = interval or (figure, figure)
+    return f"{scale * figure:.1f} ({scale * low:.1f}–{scale * high:.1f})"

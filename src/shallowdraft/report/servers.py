@@ -61,7 +61,14 @@ def speeds(run: Run) -> list[Figure]:
     table = Table(
         columns,
         [
-            (one.name, its.concurrency, its.tokens_per_s, *its.tokens_per_s_interval, 1e3 * its.ttft_s, 1e3 * between)
+            (
+                one.name,
+                its.concurrency,
+                its.tokens_per_s,
+                *its.tokens_per_s_interval,
+                1e3 * its.ttft_s,
+                between and 1e3 * between,
+            )
             for one in run.servers
             for its, between in [(one.level, one.level.between_s)]
         ],

@@ -29,9 +29,8 @@ class Schema(BaseModel):
         names = given if isinstance(given, dict) else ()
         unknown = next((name for name in names if name not in cls.model_fields), None)
         if unknown is not None:
-            raise PydanticCustomError(
-                "unknown_field", "there is no field {name} here", {"name": unknown[:LONGEST_NAME]}
-            )
+            shown = unknown[:LONGEST_NAME].encode(errors="replace").decode()
+            raise PydanticCustomError("unknown_field", "there is no field {name} here", {"name": shown})
         return given
 
 
