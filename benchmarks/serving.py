@@ -100,22 +100,27 @@ async def client(url: str, number: int, until_s: float, given: list[Case], found
     draw = random.Random(number)
     async with httpx.AsyncClient(base_url=url, timeout=300) as http:
         while time.perf_counter() < until_s:
-            (kind,), case = draw.choices(list(KINDS), list(KINDS.values())), draw.choice(given)
-            if kind == "malformed":
-                json_type = {"Content-Type": "application/json"}
-                answer = await http.post("/v1/completions", content=draw.choice(NONSENSE), headers=json_type)
-                outcome = f"refused with {answer.status_code}"
-            elif kind == "oversize":
-                outcome = await whole(
-                    http, Case(case.body | {"prompt": "x " * draw.choice((5_000, 900_000))}, ""), found
-                )
-            elif kind == "whole":
-                outcome = await whole(http, case, found)
-            else:
-                outcome = await streamed(http, case, found, draw.random() * 2 if kind == "leaves" else None)
+            (kind,) = draw.choices(list(KINDS), list(KINDS.values()))
+            try:
+                outcome = await asked(http, kind, draw, draw.choice(given), found)
+            except httpx.HTTPError as error:
+                outcome = f"NO ANSWER ({type(error).__name__})"
             found.outcomes[f"{kind}: {outcome}"] += 1
             if outcome.endswith("429"):
                 await asyncio.sleep(1)
+
+
+async def asked(http: httpx.AsyncClient, kind: str, draw: random.Random, case: Case, found: Found) -> str:
+    """One request, and what came of it."""
+    if kind == "malformed":
+        json_type = {"Content-Type": "application/json"}
+        answer = await http.post("/v1/completions", content=draw.choice(NONSENSE), headers=json_type)
+        return f"refused with {answer.status_code}"
+    if kind == "oversize":
+        return await whole(http, Case(case.body | {"prompt": "x " * draw.choice((5_000, 900_000))}, ""), found)
+    if kind == "whole":
+        return await whole(http, case, found)
+    return await streamed(http, case, found, draw.random() * 2 if kind == "leaves" else None)
 
 
 def resident_mib(pid: int) -> float:
@@ -123,11 +128,11 @@ def resident_mib(pid: int) -> float:
     return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
 
 
-async def load(url: str, pid: int, given: argparse.Namespace, asked: list[Case]) -> tuple[Found, list[float]]:
+async def load(url: str, pid: int, given: argparse.Namespace, known: list[Case]) -> tuple[Found, list[float]]:
     """What the clients saw, and the server's memory at ten times."""
     found, memory = Found(), []
     until_s = time.perf_counter() + given.seconds
-    clients = asyncio.gather(*(client(url, number, until_s, asked, found) for number in range(given.clients)))
+    clients = asyncio.gather(*(client(url, number, until_s, known, found) for number in range(given.clients)))
     for _ in range(10):
         await asyncio.sleep(given.seconds / 10)
         memory.append(resident_mib(pid))
@@ -154,17 +159,19 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    asked = cases()
+    known = cases()
     options = f"--target {TARGET} --draft {DRAFT} --lookahead {LOOKAHEAD} --device cpu --port 0".split()
     sizes = ["--rows", str(given.rows), "--threads", str(given.threads)]
     command = [sys.executable, "-m", "shallowdraft", "serve", *options, *sizes]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[-1].removesuffix("/v1")
-        found, memory = asyncio.run(load(url, server.pid, given, asked))
-        time.sleep(1)  # for those who left
-        left = busy(url)
-        server.send_signal(signal.SIGTERM)
+        try:
+            found, memory = asyncio.run(load(url, server.pid, given, known))
+            time.sleep(1)  # for those who left
+            left = busy(url)
+        finally:
+            server.send_signal(signal.SIGTERM)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}, {platform.machine()}, {os.cpu_count()} cores")
     print(f"{given.clients} clients for {given.seconds:.0f} s, {given.rows} rows, {given.threads} threads")

@@ -91,6 +91,17 @@ def test_chats(client, models, stream: bool):
     assert text == alone.text
 
 
+def test_a_conversation_goes_on_with_what_the_client_was_given(client):
+    """With the nulls that its messages have; a developer is a system; fields with the value that does nothing."""
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    nothing = {"n": 1, "presence_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"}, "user": "me"}
+    more = {"extra_body": {"repetition_penalty": 1.0, "min_p": 0, "tools": None}}
+    for turn in range(2):
+        asked = {"model": "zoo:target", "messages": messages, "max_completion_tokens": 5, "temperature": 0}
+        answer = client.chat.completions.create(**asked, **nothing, **more)
+        messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": f"And {turn}?"}]
+
+
 def test_several_prompts_are_a_choice_each(client, models):
     prompts = ["The river", "The river", "A house"]
     options = {"max_tokens": 10, "temperature": 1.0, "seed": 4}
@@ -172,6 +183,9 @@ def test_a_wrong_key_opens_nothing_but_health(server):
 
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["zoo:target"]
+    assert client.models.retrieve("zoo:target").id == "zoo:target"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
 
 
 @pytest.mark.slow
@@ -187,6 +201,24 @@ def test_a_signal_lets_running_requests_finish(tmp_path: Path, models):
         text += "".join(chunk.choices[0].text for chunk in chunks)
         assert text == generated(models, "The river", max_tokens=600, stop_tokens=()).text
     assert process.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, number: int):
+    process = Process(tmp_path)
+    with openai.OpenAI(base_url=process.url, api_key="none", max_retries=0) as client:
+        asked = {"model": "zoo:target", "prompt": "x", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+        chunks = client.completions.create(**asked, stream=True)
+        next(chunks)
+        process.signal(number)
+        with pytest.raises(openai.InternalServerError, match="stopping"):
+            client.completions.create(**asked)
+        process.signal(number)
+        assert process.wait() == 128 + number
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(chunks)
+    assert process.log.count("\n") == 1  # the address
 
 
 @pytest.mark.slow

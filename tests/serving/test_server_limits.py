@@ -3,18 +3,30 @@
 import http.client
 import json
 import logging
+import os
+import socket
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
+from pydantic import ValidationError
 from running import LOOKAHEAD, in_thread, until
 
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.decoding.batch import Batch
-from shallowdraft.errors import OptionError
-from shallowdraft.serving.server import listen
+from shallowdraft.errors import MemoryShortageError, OptionError
+from shallowdraft.serving import connection, scheduler
+from shallowdraft.serving.app import Limits
+from shallowdraft.serving.schemas import CompletionRequest
+from shallowdraft.serving.server import Server, listen
+from shallowdraft.serving.worker import Worker
 
 LONG = {"max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 
@@ -109,6 +121,120 @@ def test_a_failure_is_said_and_survived(models, monkeypatch, caplog, stream: boo
     assert "Zanzibar" not in caplog.text
 
 
+def test_a_server_that_cannot_go_on_ends(models, monkeypatch):
+    """With why; and what failed takes no more memory when another batch is tried."""
+    caches: list[weakref.ref] = []
+
+    def broken(self):
+        caches.append(weakref.ref(self._reader.cache))
+        raise RuntimeError("a test")
+
+    def refused(*_):
+        assert caches[0]() is None
+        raise MemoryShortageError("no room for another")
+
+    monkeypatch.setattr(Batch, "step", broken)
+    monkeypatch.setattr(scheduler.log, "exception", lambda _: None)  # pytest would keep what it logs
+    limits = Limits(longest=200, prompt_tokens=100, tokens=100, prompts=2, body_bytes=1000)
+    server = Server(*models, LOOKAHEAD, Worker(), rows=2, queue=2, limits=limits)
+    with listen("127.0.0.1", 0, None) as listening, ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(server.serve_on, listening)
+        until(lambda: server.started)
+        monkeypatch.setattr(Batch, "__init__", refused)
+        assert ask(f"http://127.0.0.1:{listening.getsockname()[1]}").status_code == 500
+        with pytest.raises(MemoryShortageError, match="no room"):
+            ended.result(60)
+
+
+def noted(done: list[str], name: str) -> Callable[..., object]:
+    """A method of a batch that says that it was called."""
+    known = getattr(Batch, name)
+
+    def called(*given):
+        done.append(name)
+        return known(*given)
+
+    return called
+
+
+def test_short_requests_do_not_keep_a_long_one_waiting(models, monkeypatch):
+    """Between two that join it goes on, also if those are answered at once and never run beside it."""
+    done: list[str] = []
+    for name in ("join", "step"):
+        monkeypatch.setattr(Batch, name, noted(done, name))
+    with in_thread(*models) as (_, url), ThreadPoolExecutor(6) as pool:
+        long = pool.submit(ask, url, **LONG | {"max_tokens": 400})
+        until(lambda: "step" in done)
+        for _ in range(3):
+            assert [one.status_code for one in pool.map(lambda _: ask(url, max_tokens=1), range(5))] == [200] * 5
+        assert not long.done()
+        assert ("join", "join") not in pairwise(done)
+        assert done.count("join") == 16
+
+
+def half_sent(url: str, sent: bytes) -> socket.socket:
+    connection = socket.create_connection(urlsplit(url).netloc.split(":"), timeout=30)
+    connection.sendall(sent)
+    return connection
+
+
+def test_requests_must_arrive(models, monkeypatch):
+    """Nothing, half a head, half a body: closed; a whole request that takes longer to answer is not."""
+    monkeypatch.setattr(connection, "WHOLE_S", 0.3)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n"
+    with in_thread(*models) as (_, url):
+        for sent in (b"", head, head + b"\r\n{"):
+            with half_sent(url, sent) as half:
+                assert half.recv(1000) == b""
+        with httpx.Client() as kept:
+            for _ in range(2):
+                asked = {"model": "zoo:target", "prompt": "x"} | LONG | {"max_tokens": 600}
+                assert kept.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == 200
+
+
+def test_connections_are_counted(models, monkeypatch):
+    monkeypatch.setattr(connection, "most_connections", lambda: 2)
+    with in_thread(*models) as (_, url), half_sent(url, b"G"), half_sent(url, b"G"):
+        third = half_sent(url, b"")
+        with third, suppress(ConnectionResetError):
+            assert third.recv(1000) == b""
+
+
+@pytest.mark.parametrize("prompt", [[-1], [[]], ["a", 1], [[1], [-1]]], ids=str)
+def test_a_long_list_of_mistakes_is_left_at_the_first(prompt: list[object]):
+    with pytest.raises(ValidationError) as found:
+        CompletionRequest.model_validate({"model": "m", "prompt": prompt * 100_000})
+    assert found.value.error_count() == 1
+    with pytest.raises(ValidationError) as found:
+        CompletionRequest.model_validate({str(number): 1 for number in range(100_000)})
+    assert found.value.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"{", "the body is no JSON: Expecting property name"),
+        (b"[1]", "send a JSON object, with Content-Type: application/json"),
+        (b'{"model": "m", "prompt": 5}', "prompt: send text, token ids, or a list of either"),
+        (b'{"model": "m", "prompt": [4, -2]}', "prompt.1: Input should be greater than or equal to 0"),
+        (b'{"model": "m", "prompt": "x", "best": 1}', "this server does not take best"),
+        (b'{"model": "m", "prompt": "x", "temperature": "1"}', "temperature: Input should be a valid number"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said(quiet_server: str, sent: bytes, said: str):
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{quiet_server}/v1/completions", content=sent, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(said)
+
+
+@pytest.fixture(scope="module")
+def quiet_server(models):
+    with in_thread(models[0], None) as (_, url):
+        yield url
+
+
 def test_nothing_of_a_prompt_is_logged(models, caplog, capfd):
     caplog.set_level(logging.DEBUG, "shallowdraft")
     with in_thread(*models) as (_, url):
@@ -146,6 +272,7 @@ def test_addresses():
         (["--queue", "-1"], "queue is -1"),
         (["--lookahead", "99"], "lookahead is 99"),
         (["--max-model-len", "5000"], "it must be 2 to 2048"),
+        (["--max-prompt-tokens", "5000"], "max-prompt-tokens is 5000; there is room for 2047"),
         (["--api-key", ""], "the API key is empty"),
         (["--chat-template", "nowhere"], "nowhere"),
     ],
@@ -154,3 +281,27 @@ def test_bad_options_take_one_line(options: list[str], said: str, capsys):
     assert main(["serve", "--target", "zoo:target", "--port", "0", *options]) == 2
     error = capsys.readouterr().err
     assert (said in error, error.count("\n")) == (True, 1)
+
+
+def test_a_template_with_a_mistake_is_refused_at_the_start(tmp_path: Path, capsys):
+    (tmp_path / "template").write_text("{% if %}")
+    given = ["serve", "--target", "zoo:target", "--port", "0", "--device", "cpu"]
+    assert main([*given, "--chat-template", str(tmp_path / "template")]) == 2
+    assert "the chat template does not take this conversation" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_models_load_is_no_crash(monkeypatch, capsys):
+    """Another thread loads them: the process must end without the interpreter's own end."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def left(status: int):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(sd, "load", interrupted)
+    monkeypatch.setattr(os, "_exit", left)
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--target", "zoo:target", "--port", "0"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -1,6 +1,8 @@
 """shallowdraft serve: an OpenAI-compatible server."""
 
 import os
+import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.serving.app import Limits
+    from shallowdraft.serving.server import Server
 
 KEY_VARIABLE = "SHALLOWDRAFT_API_KEY"
 
@@ -49,11 +52,8 @@ class Serve(DraftCommand):
     """Largest body of a request; more is refused with 413."""
 
     def run(self) -> int:
-        import shallowdraft as sd
-
         try:
-            from shallowdraft.serving.server import Server, listen
-            from shallowdraft.serving.worker import Worker
+            from shallowdraft.serving.server import listen
         except ImportError:
             raise OptionError("the server needs fastapi; install it: pip install 'shallowdraft[serve]'") from None
         self._check()
@@ -63,19 +63,31 @@ class Serve(DraftCommand):
         if api_key == "":
             raise OptionError("the API key is empty; give one of some length, or none")
         with listen(self.host, self.port, api_key) as listening:
-            worker, name = Worker(), self.draft
-            target = worker.do(lambda: sd.load(self.target, self.dtype, self.device))
-            draft = None if name is None else worker.do(lambda: self.load_draft(name))
-            if self.chat_template is not None:
-                target.require_tokenizer().chat_template = Path(self.chat_template).read_text()
-            limits = self._limits(target.shape.context, draft.shape.context if draft else None)
-            models = target, draft, self.lookahead, worker
-            server = Server(*models, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key)
+            try:
+                server = self._server(api_key)
+            except KeyboardInterrupt:
+                print("interrupted", file=sys.stderr, flush=True)
+                os._exit(128 + signal.SIGINT)  # an orderly end would pull the floor from under the thread that loads
             host, port = listening.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"{self.target} is served at http://{shown}:{port}/v1", flush=True)
             server.serve_on(listening)
         return 0
+
+    def _server(self, api_key: str | None) -> "Server":
+        import shallowdraft as sd
+        from shallowdraft.serving.server import Server
+        from shallowdraft.serving.worker import Worker
+
+        worker, name = Worker(), self.draft
+        target = worker.do(lambda: sd.load(self.target, self.dtype, self.device))
+        draft = None if name is None else worker.do(lambda: self.load_draft(name))
+        if self.chat_template is not None:
+            target.require_tokenizer().chat_template = Path(self.chat_template).read_text()
+            target.encode_chat([{"role": "user", "content": "a mistake in it is said now"}])
+        limits = self._limits(target.shape.context, draft.shape.context if draft else None)
+        models = target, draft, self.lookahead, worker
+        return Server(*models, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key)
 
     def _check(self) -> None:
         from shallowdraft.decoding.generation import Settings
@@ -95,10 +107,15 @@ class Serve(DraftCommand):
         if not 2 <= longest <= room:
             raise OptionError(f"max-model-len is {longest}; it must be 2 to {room}, what the models take")
         most = longest - 1
+        for name in ("max_prompt_tokens", "max_tokens"):
+            if (getattr(self, name) or 0) > most:
+                raise OptionError(
+                    f"{name.replace('_', '-')} is {getattr(self, name)}; there is room for {most} at most"
+                )
         return Limits(
             longest=longest,
-            prompt_tokens=min(self.max_prompt_tokens or most, most),
-            tokens=min(self.max_tokens or most, most),
+            prompt_tokens=self.max_prompt_tokens or most,
+            tokens=self.max_tokens or most,
             prompts=self.queue,
             body_bytes=self.max_body_bytes,
         )

@@ -372,13 +372,8 @@ def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
 
 
 def encode(target: Model, prompt: Prompt) -> list[int]:
-    if not len(prompt):
-        raise PromptError("the prompt is empty; give at least one token")
-    ids = target.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-    if not ids:
-        raise PromptError("the prompt has no tokens; give text that the tokenizer knows")
-    if wrong := [token for token in ids if not 0 <= token < target.shape.vocab]:
-        raise PromptError(f"token id {wrong[0]} is outside the target's vocabulary of {target.shape.vocab:,}")
+    """A prompt as token ids, with room for new ones."""
+    ids = token_ids(target, prompt)
     if encoder := target.shape.encoder:
         if len(ids) > encoder.context:
             raise PromptError(
@@ -389,6 +384,18 @@ def encode(target: Model, prompt: Prompt) -> list[int]:
             f"the prompt has {len(ids):,} tokens and {target.name} a context of {target.shape.context:,}; "
             "shorten the prompt so that there is room for new tokens"
         )
+    return ids
+
+
+def token_ids(target: Model, prompt: Prompt) -> list[int]:
+    """A prompt as token ids, however many."""
+    if not len(prompt):
+        raise PromptError("the prompt is empty; give at least one token")
+    ids = target.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+    if not ids:
+        raise PromptError("the prompt has no tokens; give text that the tokenizer knows")
+    if wrong := [token for token in ids if not 0 <= token < target.shape.vocab]:
+        raise PromptError(f"token id {wrong[0]} is outside the target's vocabulary of {target.shape.vocab:,}")
     return ids
 
 

@@ -16,11 +16,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from shallowdraft.decoding.generation import Settings, encode
+from shallowdraft.decoding.generation import Settings, token_ids
 from shallowdraft.errors import PromptError, ShallowdraftError
 from shallowdraft.models.model import Model
 from shallowdraft.serving.errors import body as error_body
-from shallowdraft.serving.errors import mistakes, refusal
+from shallowdraft.serving.errors import mistaken, refusal
 from shallowdraft.serving.guard import Guard
 from shallowdraft.serving.metrics import Metrics
 from shallowdraft.serving.scheduler import QueueFullError, Scheduler, StoppingError, Ticket, Update
@@ -57,7 +57,7 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
         _require(asked, target.name)
         if len(asked.prompts) > limits.prompts:
             raise PromptError(f"there are {len(asked.prompts)} prompts in a request; send at most {limits.prompts}")
-        prompts = await run_in_threadpool(lambda: [_within(limits, encode(target, text)) for text in asked.prompts])
+        prompts = await run_in_threadpool(lambda: [_within(limits, token_ids(target, text)) for text in asked.prompts])
         tokens = asked.max_tokens or min(DEFAULT_TOKENS, limits.tokens)
         return await answer("completion", asked, prompts, tokens, request)
 
@@ -65,7 +65,7 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
     async def chat(asked: ChatRequest, request: HttpRequest) -> Response:
         _require(asked, target.name)
         messages = [message.plain() for message in asked.messages]
-        ids = await run_in_threadpool(lambda: _within(limits, encode(target, target.encode_chat(messages))))
+        ids = await run_in_threadpool(lambda: _within(limits, token_ids(target, target.encode_chat(messages))))
         return await answer("chat", asked, [ids], asked.max_completion_tokens or asked.max_tokens, request)
 
     async def answer(
@@ -82,10 +82,17 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
         whole = await _unless_gone(request, form.whole(found))
         return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
 
+    card = {"id": target.name, "object": "model", "created": begun_s, "owned_by": "shallowdraft"}
+    card |= {"max_model_len": limits.longest}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        card = {"id": target.name, "object": "model", "created": begun_s, "owned_by": "shallowdraft"}
-        return {"object": "list", "data": [card | {"max_model_len": limits.longest}]}
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        _require_model(name, target.name)
+        return card
 
     @app.get("/metrics")
     async def counts() -> Response:
@@ -189,9 +196,13 @@ def _reason(update: Update) -> str | None:
     return "length" if update.finish_reason == "context" else update.finish_reason
 
 
-def _require(asked: Request, model: str) -> None:
-    if asked.model != model:
+def _require_model(asked: str, model: str) -> None:
+    if asked != model:
         raise HTTPException(404, f"there is no such model; this server has {model}")
+
+
+def _require(asked: Request, model: str) -> None:
+    _require_model(asked.model, model)
     if asked.stream_options is not None and not asked.stream:
         raise PromptError("stream_options are for stream: true")
 
@@ -235,7 +246,7 @@ def _refuse_kindly(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: HttpRequest, error: RequestValidationError) -> Response:
-        return refusal(400, mistakes(error.errors()))
+        return mistaken(error.errors())
 
     @app.exception_handler(ShallowdraftError)
     async def _refused(_: HttpRequest, error: ShallowdraftError) -> Response:

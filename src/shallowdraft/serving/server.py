@@ -1,6 +1,7 @@
 """From models to a listening server, and its orderly end."""
 
 import ipaddress
+import os
 import socket
 from functools import partial
 from types import FrameType
@@ -11,11 +12,12 @@ from shallowdraft.decoding.batch import Batch
 from shallowdraft.errors import OptionError
 from shallowdraft.models.model import Model
 from shallowdraft.serving.app import Limits, new_app
+from shallowdraft.serving.connection import Connection
 from shallowdraft.serving.metrics import Metrics
 from shallowdraft.serving.scheduler import Scheduler
 from shallowdraft.serving.worker import Worker
 
-PATIENCE_S = 30  # for clients that do not read what is left to send
+PATIENCE_S = 20  # for clients that do not read what is left to send
 
 
 class Server(uvicorn.Server):
@@ -47,7 +49,13 @@ class Server(uvicorn.Server):
         self.scheduler = worker.do(partial(Scheduler, new_batch, rows, queue, metrics))
         app = new_app(target, self.scheduler, metrics, limits, api_key)
         super().__init__(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=PATIENCE_S)
+            uvicorn.Config(
+                app,
+                http=Connection,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=PATIENCE_S,
+            )
         )
 
     def serve_on(self, listening: socket.socket) -> None:
@@ -61,10 +69,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.scheduler.stopping:
-            self.force_exit = True
-            self._end()
-        else:
-            self.stop()
+            os._exit(128 + sig)  # an orderly end would wait for the iteration that runs
+        self.stop()
 
     def _end(self) -> None:
         self.should_exit = True
