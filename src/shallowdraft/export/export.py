@@ -71,7 +71,7 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
             (folder / name).write_text(text, encoding="utf-8")
         start = f'#!/bin/sh\ncd "$(dirname "$0")" && exec {line(made)} "$@"\n'
         (folder / START).write_text(start, encoding="utf-8")
-        (folder / START).chmod(0o755)
+        _make_executable(folder / START)
 
     _at_once(out, write)
     return Exported(out, made, vocabulary)
@@ -114,6 +114,12 @@ def _write_generation(folder: Path, lookahead: int) -> None:
     kept = {name: value for name, value in read_json(folder / "config.json").items() if name.endswith("_token_id")}
     text = json.dumps(kept | assistant | {"assistant_confidence_threshold": 0.0}, indent=2)
     (folder / "generation_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _make_executable(file: Path) -> None:
+    """For whoever may read it."""
+    mode = file.stat().st_mode
+    file.chmod(mode | (mode & 0o444) >> 2)
 
 
 def _at_once(out: Path, write: Callable[[Path], None]) -> None:
