@@ -21,7 +21,11 @@ from shallowdraft.export.engines import setup
 from shallowdraft.export.export import export
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
+from shallowdraft.profiling.latency import KIND as PROFILE
+from shallowdraft.records import Records
+from shallowdraft.replay.traces import KIND as TRACE
 from shallowdraft.shapes import parse
+from shallowdraft.study.study import REPLAYS
 
 PAIR = ["export", "zoo:2x192", "--target", "zoo:target"]
 PROMPT = "The old house at the end of the road"
@@ -184,10 +188,53 @@ def test_the_studys_lookahead_is_set(small: Path, tmp_path: Path, capsys):
     given = ["export", draft, "--target", target, "--engine", "vllm", "--study", str(run)]
     assert main([*given, "--out", str(tmp_path / "out"), "--json"]) == 0
     config = json.loads(json.loads(capsys.readouterr().out)["files"]["speculative.json"])
-    assert config["num_speculative_tokens_per_batch_size"][0] == [1, 3, best["lookahead"]]
+    first = best["lookahead"] if best["predicted_speed_up"] > 1 else 0
+    assert config["num_speculative_tokens_per_batch_size"][0] == [1, 3, first]
     assert main([*given, "--lookahead", "2", "--out", str(tmp_path / "out2")]) == 2
     assert main(["export", "zoo:4x128", *given[2:], "--out", str(tmp_path / "out2")]) == 2
     assert "its study has no draft zoo:4x128" in capsys.readouterr().err
+
+
+def timed_run(folder: Path, speed_up: float, live: float | None) -> Path:
+    """A study of one draft, d of the zoo, whose profile has batches of 4 in which speculation is twice as fast."""
+    folder.mkdir()
+    measured = live and {"speed_up": live, "interval": [live - 0.2, live + 0.2]}
+    row = {"draft": "zoo:2x192", "drafter": "model", "lookahead": 1, "predicted_speed_up": speed_up, "live": measured}
+    (folder / "study.json").write_text(json.dumps({"rows": [row]}))
+    output = {"set": "zoo", "id": "0", "sample": 0, "prompt": [1, 2], "output": [3, 4]}
+    place = {"draft": "zoo:2x192", "lookahead": 1, "context": 2, "round": 0, "turn": 0}
+    times = {"plain_s": 1.0, "draft_s": 0.1, "target_s": 0.7, "rest_s": 0.0, "handover_s": 0.0, "arithmetic_s": 0.0}
+    for name, kind, about, rows in (
+        ("trace", TRACE, {"target": "zoo:target", "vocabulary": "", "sampling": {}}, [output]),
+        ("replays", REPLAYS, {}, [{"drafter": "model", "draft": "zoo:2x192", "tar": {"1": 1.6}}]),
+        ("profile", PROFILE, {}, [place | times | {"batch": batch} for batch in (1, 4)]),
+    ):
+        file = Records.open(folder / f"{name}.jsonl", kind, about)
+        for one in rows:
+            file.append(one)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("predicted", "live", "first"), [(1.2, None, 1), (0.9, None, 0), (1.2, 0.95, 0), (0.9, 1.1, 1), (1.0, None, 0)]
+)
+def test_one_prompt_alone_is_not_drafted_for_where_that_is_slower(
+    tmp_path: Path, predicted: float, live: float | None, first: int
+):
+    found = advise(timed_run(tmp_path / "run", predicted, live), "zoo:target", "zoo:2x192")
+    assert found.by_batch == {1: first, 4: 1}
+    assert found.lookahead == 1
+    assert found.interval == (live and (live - 0.2, live + 0.2))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers"])
+def test_what_is_said_about_the_lookahead(tmp_path: Path, capsys, engine: str):
+    run, out = timed_run(tmp_path / "run", 1.2, 1.26), tmp_path / "out"
+    assert main([*PAIR, "--engine", engine, "--study", str(run), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "lookahead 1: 1.26x (1.06–1.46) as fast here, measured live" in said
+    assert ("by batch size: 1: 1, 4: 1" in said) == (engine in ("vllm", "trtllm"))
+    assert json.loads((out / "export.json").read_text())["advice"]["interval"] == pytest.approx([1.06, 1.46])
 
 
 @pytest.mark.parametrize(

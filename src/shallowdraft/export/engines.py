@@ -24,6 +24,8 @@ FAMILIES: dict[Engine, tuple[str, ...]] = {
     "transformers": (*_COMMON, "opt"),
 }
 """Whose drafts an engine runs and we write for it."""
+BY_BATCH: tuple[Engine, ...] = ("vllm", "trtllm")
+"""Those that take lookaheads by batch size."""
 
 _GENERATE = (
     "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
