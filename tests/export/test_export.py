@@ -92,9 +92,10 @@ def test_gguf_opens_with_the_right_shapes_and_metadata(tmp_path: Path):
     "kind", ["llama3-rope", "llama-biases-linear-rope", "llama-gqa-tied-head_dim", "qwen2", "qwen3"]
 )
 def test_transformers_reads_the_same_model_from_gguf(folder, small: Path, tmp_path: Path, kind: str):
-    from shallowdraft.export.gguf_file import write_gguf
+    from shallowdraft.export.gguf_file import read_tokenizer, write_gguf
 
-    write_gguf(sd.load(folder(kind), "float32", "cpu", trainable=True), small / "target", tmp_path / "model.gguf")
+    model, tokenizer = sd.load(folder(kind), "float32", "cpu", trainable=True), read_tokenizer(small / "target")
+    write_gguf(model, tokenizer, tmp_path / "model.gguf")
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder(kind))
     config = copy.deepcopy(reference.config)  # it does not read how positions are scaled, nor how wide heads are
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", config=config)
@@ -112,21 +113,50 @@ def test_transformers_reads_the_same_model_from_gguf(folder, small: Path, tmp_pa
 
 @pytest.mark.parametrize(("numbers", "name"), [(r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}", "qwen2"), (r"\p{N}+", None)])
 def test_gguf_says_how_text_is_split(tmp_path: Path, numbers: str, name: str | None):
-    from shallowdraft.export.gguf_file import check_gguf
-
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers
     pattern = words + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     splits = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [splits, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    made.save(str(tmp_path / "tokenizer.json"))
-    if name is None:
-        with pytest.raises(UnsupportedModelError, match="own converter"):
-            check_gguf(parse("1x64/2h/96"), tmp_path)
-    else:
-        assert check_gguf(parse("1x64/2h/96"), tmp_path) == name
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([splits, byte_level(use_regex=False)])
+    assert split_name(made, tmp_path) == name
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([splits, byte_level()])  # split once more
+    assert split_name(made, tmp_path) is None
+
+
+def byte_level(**options: bool) -> tokenizers.pre_tokenizers.PreTokenizer:
+    return tokenizers.pre_tokenizers.ByteLevel(**{"add_prefix_space": False} | options)
+
+
+def split_name(tokenizer: tokenizers.Tokenizer, folder: Path) -> str | None:
+    """None where it is refused."""
+    from shallowdraft.export.gguf_file import read_tokenizer
+
+    tokenizer.save(str(folder / "tokenizer.json"))
+    try:
+        return read_tokenizer(folder).split
+    except UnsupportedModelError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "options", "name"),
+    [
+        (None, {}, "gpt-2"),
+        (tokenizers.normalizers.NFC(), {}, "gpt-2"),
+        (tokenizers.normalizers.Lowercase(), {}, None),
+        (tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), tokenizers.normalizers.Lowercase()]), {}, None),
+        (None, {"add_prefix_space": True}, None),
+        (None, {"use_regex": False}, None),
+    ],
+)
+def test_gguf_is_not_for_tokenizers_that_change_text(
+    tmp_path: Path, normalizer: tokenizers.normalizers.Normalizer | None, options: dict[str, bool], name: str | None
+):
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = byte_level(**options)
+    if normalizer:
+        made.normalizer = normalizer
+    assert split_name(made, tmp_path) == name
 
 
 def test_gguf_in_16_bits(small: Path, tmp_path: Path):
