@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import signal
 import stat
 from pathlib import Path
 
@@ -303,3 +305,36 @@ def test_a_failed_export_leaves_nothing_behind(small: Path, tmp_path: Path, monk
     monkeypatch.setattr(sd.Model, "save", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
     assert main(arguments(small, "vllm", tmp_path / "out")) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_is_told_to_end_leaves_nothing_behind(small: Path, tmp_path: Path, monkeypatch):
+    def stop(*_: object) -> None:
+        assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sd.Model, "save", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments(small, "vllm", tmp_path / "out"))
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(small: Path, tmp_path: Path):
+    (tmp_path / "out.partial" / "draft").mkdir(parents=True)
+    (tmp_path / "out.partial" / "half").touch()
+    before = os.umask(0o027)
+    try:
+        assert main(arguments(small, "vllm", tmp_path / "out")) == 0
+    finally:
+        os.umask(before)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "draft",
+        "export.json",
+        "speculative.json",
+        "start.sh",
+    }
+    modes = {path.name: path.stat().st_mode & 0o777 for path in [tmp_path / "out", *(tmp_path / "out").rglob("*")]}
+    assert (modes["out"], modes["start.sh"], modes["model.safetensors"]) == (0o750, 0o750, 0o640)

@@ -5,12 +5,15 @@ Everything that can be refused is refused first. The folder appears whole or not
 
 import json
 import shutil
-import tempfile
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from shallowdraft.errors import OptionError, UnsupportedModelError
 from shallowdraft.export.advice import Advice
@@ -125,13 +128,30 @@ def _make_executable(file: Path) -> None:
 
 
 def _at_once(out: Path, write: Callable[[Path], None]) -> None:
-    """Write into a folder beside it, which then takes its name; what fails leaves nothing behind."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    """Write into a folder beside it, which then takes its name; what fails or is ended leaves nothing behind.
+
+    What was killed outright is removed by the next export to this place.
+    """
+    made = out.with_name(out.name + ".partial")
+    with _told_to_end():
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        try:
+            write(made)
+            made.rename(out)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM ends the program as an exit does, that is, tidily; in the main thread, which alone may ask for that."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        write(made)
-        made.chmod(0o755)
-        made.rename(out)
-    except BaseException:
-        shutil.rmtree(made)
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
