@@ -154,6 +154,53 @@ def test_bad_input_takes_one_line_and_exit_code_2(folders, capsys, options: list
     assert said in error
 
 
+def test_what_all_processes_of_a_torchrun_meet_is_said_by_the_first(folders):
+    """The other one waits to be ended, as torchrun does when the first has failed."""
+    command = [sys.executable, "-m", "shallowdraft", "generate", "--target", folders[0], "--prompt", "x"]
+    processes = [
+        subprocess.Popen(
+            [*command, *wrong],
+            env=os.environ | {"RANK": rank, "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in "01"
+        for wrong in ([], ["--lookahed", "3"])
+    ]
+    first, waiting = processes[:2], processes[2:]
+    alone, unknown = (process.communicate()[0] for process in first)
+    assert alone.count("\n") == 1
+    assert alone.startswith("error: torchrun started 2 processes, which would all do the same; add --tensor-parallel")
+    assert "lookahed" in unknown
+    for process in waiting:
+        process.terminate()
+        assert process.communicate()[0] == ""
+
+
+def test_what_another_process_of_a_torchrun_meets_alone_is_said_too(folders, capsys, monkeypatch):
+    monkeypatch.setattr("shallowdraft.cli.PATIENCE_S", 0.0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert generate(folders, "--tensor-parallel", "--dtype", "int8") == 2
+    assert capsys.readouterr().err.startswith("process 1: error: int8 weights cannot be split")
+
+
+@pytest.mark.parametrize("how", [["-m", "shallowdraft"], [str(Path(sys.executable).with_name("shallowdraft"))]])
+def test_an_interrupt_among_the_first_imports_takes_one_line(tmp_path: Path, how: list[str]):
+    """Ctrl-C while tyro, which every command needs, is imported."""
+    (tmp_path / "tyro.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(sd.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, *how, "--help"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"shallowdraft {sd.__version__}\n"

@@ -1,68 +1,17 @@
-"""The command line: `shallowdraft VERB …`."""
+"""The command line: `shallowdraft VERB …`. Imports that take time are made inside `main`, where Ctrl-C is met."""
 
 import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
-from typing import Annotated
 
-import tyro
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, subcommand
-
-from shallowdraft import __doc__ as about
 from shallowdraft import __version__
-from shallowdraft.commands.accuracy import Accuracy
-from shallowdraft.commands.bench import Bench
-from shallowdraft.commands.demo import Demo
-from shallowdraft.commands.design import Design
-from shallowdraft.commands.distill import Distill
-from shallowdraft.commands.export import Export
-from shallowdraft.commands.generate import Generate
-from shallowdraft.commands.heads import Heads
-from shallowdraft.commands.inspect import Inspect
-from shallowdraft.commands.online import Online
-from shallowdraft.commands.options import Command
-from shallowdraft.commands.pair import Pair
-from shallowdraft.commands.predict import Predict
-from shallowdraft.commands.pretrain import Pretrain
-from shallowdraft.commands.profile import Profile
-from shallowdraft.commands.prune import Prune
-from shallowdraft.commands.record import Record
-from shallowdraft.commands.replay import Replay
-from shallowdraft.commands.report import Report
-from shallowdraft.commands.serve import Serve
-from shallowdraft.commands.skip_search import SkipSearch
-from shallowdraft.commands.study import Study
-from shallowdraft.commands.zoo import Zoo
 from shallowdraft.errors import ShallowdraftError
 
 SPINS = "30000"  # about 50 us, then a waiting thread sleeps
-
-Verb = (
-    Annotated[Study, subcommand("study")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Generate, subcommand("generate")]
-    | Annotated[Serve, subcommand("serve")]
-    | Annotated[Inspect, subcommand("inspect")]
-    | Annotated[Record, subcommand("record")]
-    | Annotated[Replay, subcommand("replay")]
-    | Annotated[Profile, subcommand("profile")]
-    | Annotated[Predict, subcommand("predict")]
-    | Annotated[Accuracy, subcommand("accuracy")]
-    | Annotated[Design, subcommand("design")]
-    | Annotated[SkipSearch, subcommand("skip-search")]
-    | Annotated[Export, subcommand("export")]
-    | Annotated[Bench, subcommand("bench")]
-    | Annotated[Pretrain, subcommand("pretrain")]
-    | Annotated[Prune, subcommand("prune")]
-    | Annotated[Distill, subcommand("distill")]
-    | Annotated[Heads, subcommand("heads")]
-    | Annotated[Online, subcommand("online")]
-    | Annotated[Zoo, subcommand("zoo")]
-    | Annotated[Pair, subcommand("pair")]
-    | Annotated[Demo, subcommand("demo")]
-)
+PATIENCE_S = 5.0  # in which torchrun ends this process, if the first has failed too
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,18 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if _is_first():
+            print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
 def _run(arguments: list[str]) -> int:
-    command: Command = tyro.cli(
-        Verb,
-        prog="shallowdraft",
-        description=(about or "").splitlines()[0],
-        args=arguments,
-        config=(FlagCreatePairsOff, OmitArgPrefixes),
-    )
+    from shallowdraft.commands.verbs import parse
+
+    try:
+        command = parse(arguments, shown=_is_first())
+    except SystemExit:
+        _let_the_first_speak()
+        raise
     try:
         return command.run()
     except BrokenPipeError:
@@ -101,8 +51,24 @@ def _run(arguments: list[str]) -> int:
         if command.debug:
             raise
         advice = "" if isinstance(error, ShallowdraftError) else "; check the path, its permissions and the free space"
-        print(f"error: {error}{advice}", file=sys.stderr)
+        _complain(f"error: {error}{advice}")
         return 2
+
+
+def _complain(line: str) -> None:
+    """Once, where all processes of a torchrun meet the same error; what another one alone meets is its to tell."""
+    _let_the_first_speak()
+    print(line if _is_first() else f"process {os.environ['RANK']}: {line}", file=sys.stderr)
+
+
+def _let_the_first_speak() -> None:
+    if not _is_first():
+        time.sleep(PATIENCE_S)
+
+
+def _is_first() -> bool:
+    """Of the processes that torchrun started, if it did; asked before torch is there."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 if __name__ == "__main__":

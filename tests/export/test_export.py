@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import signal
 import stat
 from pathlib import Path
 
@@ -21,7 +23,11 @@ from shallowdraft.export.engines import setup
 from shallowdraft.export.export import export
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
+from shallowdraft.profiling.latency import KIND as PROFILE
+from shallowdraft.records import Records
+from shallowdraft.replay.traces import KIND as TRACE
 from shallowdraft.shapes import parse
+from shallowdraft.study.study import REPLAYS
 
 PAIR = ["export", "zoo:2x192", "--target", "zoo:target"]
 PROMPT = "The old house at the end of the road"
@@ -88,9 +94,10 @@ def test_gguf_opens_with_the_right_shapes_and_metadata(tmp_path: Path):
     "kind", ["llama3-rope", "llama-biases-linear-rope", "llama-gqa-tied-head_dim", "qwen2", "qwen3"]
 )
 def test_transformers_reads_the_same_model_from_gguf(folder, small: Path, tmp_path: Path, kind: str):
-    from shallowdraft.export.gguf_file import write_gguf
+    from shallowdraft.export.gguf_file import read_tokenizer, write_gguf
 
-    write_gguf(sd.load(folder(kind), "float32", "cpu", trainable=True), small / "target", tmp_path / "model.gguf")
+    model, tokenizer = sd.load(folder(kind), "float32", "cpu", trainable=True), read_tokenizer(small / "target")
+    write_gguf(model, tokenizer, tmp_path / "model.gguf")
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder(kind))
     config = copy.deepcopy(reference.config)  # it does not read how positions are scaled, nor how wide heads are
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", config=config)
@@ -108,21 +115,50 @@ def test_transformers_reads_the_same_model_from_gguf(folder, small: Path, tmp_pa
 
 @pytest.mark.parametrize(("numbers", "name"), [(r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}", "qwen2"), (r"\p{N}+", None)])
 def test_gguf_says_how_text_is_split(tmp_path: Path, numbers: str, name: str | None):
-    from shallowdraft.export.gguf_file import check_gguf
-
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers
     pattern = words + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     splits = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [splits, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    made.save(str(tmp_path / "tokenizer.json"))
-    if name is None:
-        with pytest.raises(UnsupportedModelError, match="own converter"):
-            check_gguf(parse("1x64/2h/96"), tmp_path)
-    else:
-        assert check_gguf(parse("1x64/2h/96"), tmp_path) == name
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([splits, byte_level(use_regex=False)])
+    assert split_name(made, tmp_path) == name
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([splits, byte_level()])  # split once more
+    assert split_name(made, tmp_path) is None
+
+
+def byte_level(**options: bool) -> tokenizers.pre_tokenizers.PreTokenizer:
+    return tokenizers.pre_tokenizers.ByteLevel(**{"add_prefix_space": False} | options)
+
+
+def split_name(tokenizer: tokenizers.Tokenizer, folder: Path) -> str | None:
+    """None where it is refused."""
+    from shallowdraft.export.gguf_file import read_tokenizer
+
+    tokenizer.save(str(folder / "tokenizer.json"))
+    try:
+        return read_tokenizer(folder).split
+    except UnsupportedModelError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "options", "name"),
+    [
+        (None, {}, "gpt-2"),
+        (tokenizers.normalizers.NFC(), {}, "gpt-2"),
+        (tokenizers.normalizers.Lowercase(), {}, None),
+        (tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), tokenizers.normalizers.Lowercase()]), {}, None),
+        (None, {"add_prefix_space": True}, None),
+        (None, {"use_regex": False}, None),
+    ],
+)
+def test_gguf_is_not_for_tokenizers_that_change_text(
+    tmp_path: Path, normalizer: tokenizers.normalizers.Normalizer | None, options: dict[str, bool], name: str | None
+):
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = byte_level(**options)
+    if normalizer:
+        made.normalizer = normalizer
+    assert split_name(made, tmp_path) == name
 
 
 def test_gguf_in_16_bits(small: Path, tmp_path: Path):
@@ -184,10 +220,53 @@ def test_the_studys_lookahead_is_set(small: Path, tmp_path: Path, capsys):
     given = ["export", draft, "--target", target, "--engine", "vllm", "--study", str(run)]
     assert main([*given, "--out", str(tmp_path / "out"), "--json"]) == 0
     config = json.loads(json.loads(capsys.readouterr().out)["files"]["speculative.json"])
-    assert config["num_speculative_tokens_per_batch_size"][0] == [1, 3, best["lookahead"]]
+    first = best["lookahead"] if best["predicted_speed_up"] > 1 else 0
+    assert config["num_speculative_tokens_per_batch_size"][0] == [1, 3, first]
     assert main([*given, "--lookahead", "2", "--out", str(tmp_path / "out2")]) == 2
     assert main(["export", "zoo:4x128", *given[2:], "--out", str(tmp_path / "out2")]) == 2
     assert "its study has no draft zoo:4x128" in capsys.readouterr().err
+
+
+def timed_run(folder: Path, speed_up: float, live: float | None) -> Path:
+    """A study of one draft, d of the zoo, whose profile has batches of 4 in which speculation is twice as fast."""
+    folder.mkdir()
+    measured = live and {"speed_up": live, "interval": [live - 0.2, live + 0.2]}
+    row = {"draft": "zoo:2x192", "drafter": "model", "lookahead": 1, "predicted_speed_up": speed_up, "live": measured}
+    (folder / "study.json").write_text(json.dumps({"rows": [row]}))
+    output = {"set": "zoo", "id": "0", "sample": 0, "prompt": [1, 2], "output": [3, 4]}
+    place = {"draft": "zoo:2x192", "lookahead": 1, "context": 2, "round": 0, "turn": 0}
+    times = {"plain_s": 1.0, "draft_s": 0.1, "target_s": 0.7, "rest_s": 0.0, "handover_s": 0.0, "arithmetic_s": 0.0}
+    for name, kind, about, rows in (
+        ("trace", TRACE, {"target": "zoo:target", "vocabulary": "", "sampling": {}}, [output]),
+        ("replays", REPLAYS, {}, [{"drafter": "model", "draft": "zoo:2x192", "tar": {"1": 1.6}}]),
+        ("profile", PROFILE, {}, [place | times | {"batch": batch} for batch in (1, 4)]),
+    ):
+        file = Records.open(folder / f"{name}.jsonl", kind, about)
+        for one in rows:
+            file.append(one)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("predicted", "live", "first"), [(1.2, None, 1), (0.9, None, 0), (1.2, 0.95, 0), (0.9, 1.1, 1), (1.0, None, 0)]
+)
+def test_one_prompt_alone_is_not_drafted_for_where_that_is_slower(
+    tmp_path: Path, predicted: float, live: float | None, first: int
+):
+    found = advise(timed_run(tmp_path / "run", predicted, live), "zoo:target", "zoo:2x192")
+    assert found.by_batch == {1: first, 4: 1}
+    assert found.lookahead == 1
+    assert found.interval == (live and (live - 0.2, live + 0.2))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers"])
+def test_what_is_said_about_the_lookahead(tmp_path: Path, capsys, engine: str):
+    run, out = timed_run(tmp_path / "run", 1.2, 1.26), tmp_path / "out"
+    assert main([*PAIR, "--engine", engine, "--study", str(run), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "lookahead 1: 1.26x (1.06–1.46) as fast here, measured live" in said
+    assert ("by batch size: 1: 1, 4: 1" in said) == (engine in ("vllm", "trtllm"))
+    assert json.loads((out / "export.json").read_text())["advice"]["interval"] == pytest.approx([1.06, 1.46])
 
 
 @pytest.mark.parametrize(
@@ -226,3 +305,36 @@ def test_a_failed_export_leaves_nothing_behind(small: Path, tmp_path: Path, monk
     monkeypatch.setattr(sd.Model, "save", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
     assert main(arguments(small, "vllm", tmp_path / "out")) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_is_told_to_end_leaves_nothing_behind(small: Path, tmp_path: Path, monkeypatch):
+    def stop(*_: object) -> None:
+        assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sd.Model, "save", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments(small, "vllm", tmp_path / "out"))
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(small: Path, tmp_path: Path):
+    (tmp_path / "out.partial" / "draft").mkdir(parents=True)
+    (tmp_path / "out.partial" / "half").touch()
+    before = os.umask(0o027)
+    try:
+        assert main(arguments(small, "vllm", tmp_path / "out")) == 0
+    finally:
+        os.umask(before)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "draft",
+        "export.json",
+        "speculative.json",
+        "start.sh",
+    }
+    modes = {path.name: path.stat().st_mode & 0o777 for path in [tmp_path / "out", *(tmp_path / "out").rglob("*")]}
+    assert (modes["out"], modes["start.sh"], modes["model.safetensors"]) == (0o750, 0o750, 0o640)

@@ -1,12 +1,13 @@
 """Folders in and out, and every way in which one can be broken."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import CONFIGS, PACKINGS, random_reference
+from conftest import CONFIGS, PACKINGS, random_heads, random_reference
 from safetensors.torch import load_file, save_file
 
 import shallowdraft as sd
@@ -18,6 +19,7 @@ from shallowdraft.errors import (
     VocabularyError,
 )
 from shallowdraft.models import checkpoint, memory
+from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
 from shallowdraft.shapes import ModelShape
 
@@ -90,6 +92,20 @@ def test_save_and_load_with_tokenizer_and_stop_tokens(tmp_path: Path):
     assert again.shape == shape
     assert again.decode(again.encode("naïve text")) == "naïve text"
     assert again.decode(again.encode_chat([{"role": "user", "content": "hi"}])) == "<user>hi<assistant>"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_who_may_read_what_is_saved_follows_the_umask(tmp_path: Path, umask: int, mode: int):
+    model = sd.Model("m", random_decoder(ModelShape(1, 32, 2, 48, 330)), byte_tokenizer(330))
+    before = os.umask(umask)
+    try:
+        model.save(tmp_path / "model")
+        save_heads(random_heads(model, 1), tmp_path / "heads")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in files}
+    assert {path: path.stat().st_mode & 0o777 for path in files} == dict.fromkeys(files, mode)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shallowdraft.cli import main
+from shallowdraft.commands.profile import show
 from shallowdraft.decoding.timing import MachineState
 from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import RecordError
@@ -55,8 +56,24 @@ def test_between_what_was_measured_lies_a_straight_line(tmp_path: Path):
     ratios = [profile.iteration("d", d, 0).draft_s for d in (1, 3, 5)]
     assert ratios == pytest.approx([0.1, 0.3, 0.5])
     assert [d for d in range(1, 9) if profile.covers(Way("d", d))] == [1, 2, 3, 4, 5]
-    with pytest.raises(RecordError, match="no such measurement"):
+    with pytest.raises(RecordError, match=r"no times of other at lookahead 1, batch 1; .* --draft other"):
         profile.iteration("other", 1, 64)
+    with pytest.raises(RecordError, match=r"no times of d at lookahead 3, batch 4; .* --lookaheads 3 --batches 4"):
+        profile.iteration("d", 3, 64, batch=4)
+    with pytest.raises(RecordError, match=r"no times of batch 4; .*--batches 4"):
+        profile.plain_s(64, batch=4)
+
+
+def test_a_draft_that_was_not_timed_everywhere_is_left_out_there(tmp_path: Path, capsys):
+    rows = [{"draft": "d"}, {"draft": "d", "lookahead": 8}, {"draft": "e", "lookahead": 2}, {"batch": 4}]
+    rows.append({"batch": 8, "drafter": "ngram", "draft": "n-gram"})
+    profile = read_profile(written(tmp_path / "p", [{"pass_s": 1.0} | row for row in rows]))
+    show(profile, parse("1x64/2h/96"))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    cells = [line[:-1] for line in lines if line and line[0] in "de" and line[-1].endswith("%")]
+    assert cells == [["d", *3 * ("1400.00", "(100.00)")], ["e", "1400.00", "(100.00)"], ["d", "1400.00", "(100.00)"]]
+    passes = [" ".join(line) for line in lines if line and line[0] == "context"]
+    assert [line.rpartition("tokens: ")[2].count(":") for line in passes if "pass" in line] == [4, 2, 1]
 
 
 def test_what_is_asked_for_at_a_speed_comes_from_samples_at_that_speed(tmp_path: Path):

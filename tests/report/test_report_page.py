@@ -220,7 +220,25 @@ def test_a_server_beside_the_prediction(tmp_path: Path):
     assert rows["drafted", 1][7] == pytest.approx(tar / predicted.iteration.total_s * predicted.plain_s)
     assert rows["drafted", 1][8:] == pytest.approx((1.02 * tar, tar))
     assert rows["unknown", 1][9] is None
-    assert "other gives most: 157 tokens a second, 2 at once." in render(page)
+    (speeds,) = [one for one in page.figures if one.id == "servers"]
+    assert speeds.finding == "drafted gives most: 78 tokens a second, 2 at once."
+    assert {line[0] for line in speeds.table.rows} == {"plain", "drafted"}
+    assert speeds.note.endswith(
+        "Left out, as they were asked otherwise: other (other prompts, temperature 1 instead of 0); "
+        "unknown (other prompts). Not predicted, as the study has no such draft: unknown (no such)."
+    )
+
+
+def test_servers_that_were_asked_alike_are_shown_together(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    for name, options in (("a", {}), ("b", {"draft": "made/draft-0", "lookahead": 2}), ("c", {"max_tokens": 64})):
+        make_server(run / f"{name}.jsonl", **options)
+    (speeds,) = [one for one in make([read_run(run)]).figures if one.id == "servers"]
+    assert {line[0] for line in speeds.table.rows} == {"a", "b"}
+    assert speeds.note.endswith("asked otherwise: c (64 tokens instead of 20).")
+    (run / "c.jsonl").unlink()
+    (speeds,) = [one for one in make([read_run(run)]).figures if one.id == "servers"]
+    assert "Left out" not in speeds.note
 
 
 def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):

@@ -44,6 +44,7 @@ class Export(Command):
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 
     def run(self) -> int:
+        from shallowdraft.export.engines import BY_BATCH
         from shallowdraft.export.export import export
 
         if self.dtype == "int8":
@@ -56,9 +57,8 @@ class Export(Command):
             print(json.dumps(found | {"advice": vars(advice)}))
             return 0
         print(f"{self.out}: {self.draft} for {self.engine}, vocabulary {made.vocabulary}")
-        known = "" if advice.speed_up is None else f": {advice.speed_up:.2f}x as fast here, {advice.how}"
-        print(f"lookahead {advice.lookahead}{known}")
-        if advice.by_batch:
+        print(f"lookahead {advice.lookahead}{_known(advice)}")
+        if advice.by_batch and self.engine in BY_BATCH:
             print("by batch size: " + ", ".join(f"{batch}: {d}" for batch, d in advice.by_batch.items()))
         print(f"start it: cd {shlex.quote(self.out)} && {made.command}")
         return 0
@@ -76,3 +76,11 @@ class Export(Command):
         if self.study is None:
             raise OptionError("give --study with the folder of a study, or --lookahead with a number")
         return advise(Path(self.study), self.target, self.draft)
+
+
+def _known(advice: "Advice") -> str:
+    """How fast it is, by the study."""
+    if advice.speed_up is None:
+        return ""
+    bounds = " ({:.2f}–{:.2f})".format(*advice.interval) if advice.interval else ""
+    return f": {advice.speed_up:.2f}x{bounds} as fast here, {advice.how}"

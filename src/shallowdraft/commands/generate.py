@@ -112,7 +112,13 @@ class Generate(DraftCommand):
     def _check(self) -> None:
         from shallowdraft.decoding.generation import BRANCHING, DRAFTLESS
         from shallowdraft.models.checkpoint import find_folder, read_shape
+        from shallowdraft.models.processes import launched
 
+        if launched() > 1 and not self.tensor_parallel:
+            raise OptionError(
+                f"torchrun started {launched()} processes, which would all do the same; "
+                "add --tensor-parallel to split the target over them, or leave torchrun out"
+            )
         if (self.prompt is None) == (self.prompts is None):
             raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
         if self.draft is not None and self.drafter in DRAFTLESS:

@@ -111,30 +111,38 @@ def show(profile: "Measured", parent: "ModelShape") -> None:
     console = table_console()
     drafts = [name for name in profile.drafts if not name.startswith(RANDOM)]
     for batch, context in sorted({(point.batch, point.context) for point in profile.samples}):
-        if drafts:
-            console.print(_iterations(profile, drafts, context, batch))
-        passes = (f"{d + 1}: {1e3 * profile.target_s(d, context, batch):.2f}" for d in profile.lookaheads(ANY))
+        here = {draft: found for draft in drafts if (found := profile.lookaheads_in(draft, context, batch))}
+        if here:
+            console.print(_iterations(profile, here, context, batch))
+        passes = [(1, profile.pass_s(context, batch))]
+        passes += [(d + 1, profile.target_s(d, context, batch)) for d in profile.lookaheads_in(ANY, context, batch)]
         console.print(
             f"context {context}, batch {batch}: ms of the target's pass by tokens: "
-            f"1: {1e3 * profile.pass_s(context, batch):.2f}, " + ", ".join(passes),
+            + ", ".join(f"{tokens}: {1e3 * seconds:.2f}" for tokens, seconds in passes),
             soft_wrap=True,
         )
     if len(drafts) < len(profile.drafts):
         console.print(*_shapes(profile, parent), sep="\n", soft_wrap=True)
 
 
-def _iterations(profile: "Measured", drafts: list[str], context: int, batch: int) -> "Table":
+def _iterations(profile: "Measured", timed: dict[str, list[int]], context: int, batch: int) -> "Table":
+    """Of drafts with the lookaheads at which they were timed; beyond these a cell is blank."""
     from shallowdraft.commands.tables import new_table
 
-    lookaheads = [d for d in profile.lookaheads(drafts[0]) if d in SHOWN] or profile.lookaheads(drafts[0])
+    known = sorted({d for found in timed.values() for d in found})
+    lookaheads = [d for d in known if d in SHOWN] or known
     plain_ms = 1e3 * profile.plain_s(context, batch)
     title = f"ms an iteration (of them drafting); context {context}, batch {batch}; plain decoding {plain_ms:.2f}"
     table = new_table("draft", *(f"d={lookahead}" for lookahead in lookaheads), "half within ±", title=title)
-    for draft in drafts:
-        found = (profile.iteration(draft, lookahead, context, batch) for lookahead in lookaheads)
-        cells = (f"{1e3 * one.total_s:.2f} ({1e3 * one.draft_s:.2f})" for one in found)
+    for draft, found in timed.items():
+        cells = (_cell(profile, draft, d, context, batch) if min(found) <= d <= max(found) else "" for d in lookaheads)
         table.add_row(draft, *cells, f"{profile.spread(draft):.1%}")
     return table
+
+
+def _cell(profile: "Measured", draft: str, lookahead: int, context: int, batch: int) -> str:
+    found = profile.iteration(draft, lookahead, context, batch)
+    return f"{1e3 * found.total_s:.2f} ({1e3 * found.draft_s:.2f})"
 
 
 def _shapes(profile: "Measured", parent: "ModelShape") -> "Iterator[str]":

@@ -21,6 +21,8 @@ class Advice:
     by_batch: dict[int, int] = field(default_factory=dict)
     """Lookaheads by batch size, 0 where plain decoding is faster; empty where no batches were timed."""
     speed_up: float | None = None
+    interval: tuple[float, float] | None = None
+    """Of a speed-up that was measured live: 95 %."""
     how: str = "chosen by hand"
     """Where the speed-up comes from."""
 
@@ -47,17 +49,19 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
     tars = next(one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft))
     profile = read_profile(folder / "profile.jsonl")
     timed = sorted({point.batch for point in _points(profile, draft)})
-    by_batch = {1: row["lookahead"]} | {
+    live = row["live"]
+    speed_up = live["speed_up"] if live else row["predicted_speed_up"]
+    by_batch = {1: row["lookahead"] if speed_up > 1 else 0} | {
         batch: _best(profile, draft, {int(size): tar for size, tar in tars.items()}, trace.mean_context, batch)
         for batch in timed
         if batch > 1
     }
-    measured = row["live"] is not None
     return Advice(
         row["lookahead"],
         by_batch if len(by_batch) > 1 else {},
-        row["live"]["speed_up"] if measured else row["predicted_speed_up"],
-        "measured live" if measured else "predicted",
+        speed_up,
+        tuple(live["interval"]) if live else None,
+        "measured live" if live else "predicted",
     )
 
 

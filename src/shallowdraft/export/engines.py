@@ -24,6 +24,8 @@ FAMILIES: dict[Engine, tuple[str, ...]] = {
     "transformers": (*_COMMON, "opt"),
 }
 """Whose drafts an engine runs and we write for it."""
+BY_BATCH: tuple[Engine, ...] = ("vllm", "trtllm")
+"""Those that take lookaheads by batch size."""
 
 _GENERATE = (
     "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
@@ -91,9 +93,8 @@ def _sglang(target: str, lookahead: int) -> Setup:
 def _trtllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
     config = {"decoding_type": "Draft_Target", "speculative_model": DRAFT, "max_draft_len": lookahead}
     if by_batch:  # each holds up to its batch size, and beyond the last one there is no speculation
-        ends = [*(end - 1 for end in list(by_batch)[1:]), max(by_batch)]
         config["max_draft_len"] = max(lookahead, *by_batch.values())
-        config["draft_len_schedule"] = dict(zip(ends, by_batch.values(), strict=True))
+        config["draft_len_schedule"] = {end: d for _, end, d in _ranges(by_batch)}
     options = {"speculative_config": config, "disable_overlap_scheduler": True}
     return Setup(["trtllm-serve", target, "--config", "trtllm.yaml"], {"trtllm.yaml": _yaml(options)})
 

@@ -5,11 +5,15 @@ Everything that can be refused is refused first. The folder appears whole or not
 
 import json
 import shutil
-import tempfile
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from shallowdraft.errors import OptionError, UnsupportedModelError
 from shallowdraft.export.advice import Advice
@@ -47,7 +51,8 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
     local = target.startswith(zoo.PREFIX) or Path(target).is_dir()
     folders = {DRAFT: find_folder(draft), TARGET: find_folder(target, weights=as_gguf)}
     shapes = {DRAFT: check_folder(folders[DRAFT]), TARGET: read_shape(folders[TARGET])}
-    _require(engine, shapes, folders)
+    _require(engine, shapes)
+    put = _gguf_writer(shapes, folders[TARGET]) if as_gguf else partial(_write_folder, folders[TARGET])
     if out.exists():
         raise OptionError(f"{out} exists already; name another folder")
     size, before = shapes[TARGET].vocab, shapes[DRAFT].vocab
@@ -61,7 +66,7 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
 
     def write(folder: Path) -> None:
         for role, model in models.items():
-            _write_model(model, engine, folders[TARGET], folder / role)
+            put(model, folder / role)
         if engine == "transformers":
             _write_generation(folder / DRAFT, advice.lookahead)
         about = {"engine": engine, "target": target, "draft": draft, "vocabulary": vocabulary}
@@ -71,24 +76,17 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
             (folder / name).write_text(text, encoding="utf-8")
         start = f'#!/bin/sh\ncd "$(dirname "$0")" && exec {line(made)} "$@"\n'
         (folder / START).write_text(start, encoding="utf-8")
-        (folder / START).chmod(0o755)
+        _make_executable(folder / START)
 
     _at_once(out, write)
     return Exported(out, made, vocabulary)
 
 
-def _require(engine: Engine, shapes: dict[str, ModelShape], folders: dict[str, Path]) -> None:
+def _require(engine: Engine, shapes: dict[str, ModelShape]) -> None:
     for role, shape in shapes.items():
         if shape.family not in FAMILIES[engine]:
             known = ", ".join(FAMILIES[engine])
             raise UnsupportedModelError(f"the {role} is of the family {shape.family}; for {engine} we write {known}")
-    if engine == "llama.cpp":
-        if find_spec("gguf") is None:
-            raise OptionError("GGUF needs the package gguf; install it: pip install 'shallowdraft[export]'")
-        from shallowdraft.export.gguf_file import check_gguf
-
-        for shape in shapes.values():
-            check_gguf(shape, folders[TARGET])
 
 
 def _loaded(folder: Path, dtype: str | None) -> Model:
@@ -97,15 +95,22 @@ def _loaded(folder: Path, dtype: str | None) -> Model:
     return load(folder, dtype or own.get("dtype") or own.get("torch_dtype") or "float32", "cpu", trainable=True)
 
 
-def _write_model(model: Model, engine: Engine, target_folder: Path, path: Path) -> None:
-    if engine != "llama.cpp":
-        model.save(path)
-        if (target_folder / SENTENCES).is_file():  # which transformers no longer writes, and converters want
-            shutil.copy(target_folder / SENTENCES, path)
-        return
-    from shallowdraft.export.gguf_file import write_gguf
+def _write_folder(target_folder: Path, model: Model, path: Path) -> None:
+    model.save(path)
+    if (target_folder / SENTENCES).is_file():  # which transformers no longer writes, and converters want
+        shutil.copy(target_folder / SENTENCES, path)
 
-    write_gguf(model, target_folder, path.with_name(path.name + GGUF))
+
+def _gguf_writer(shapes: dict[str, ModelShape], target_folder: Path) -> Callable[[Model, Path], None]:
+    """What writes models of these shapes, with the target's tokenizer."""
+    if find_spec("gguf") is None:
+        raise OptionError("GGUF needs the package gguf; install it: pip install 'shallowdraft[export]'")
+    from shallowdraft.export.gguf_file import read_tokenizer, require_gguf, write_gguf
+
+    for shape in shapes.values():
+        require_gguf(shape)
+    tokenizer = read_tokenizer(target_folder)
+    return lambda model, path: write_gguf(model, tokenizer, path.with_name(path.name + GGUF))
 
 
 def _write_generation(folder: Path, lookahead: int) -> None:
@@ -116,14 +121,37 @@ def _write_generation(folder: Path, lookahead: int) -> None:
     (folder / "generation_config.json").write_text(text + "\n", encoding="utf-8")
 
 
+def _make_executable(file: Path) -> None:
+    """For whoever may read it."""
+    mode = file.stat().st_mode
+    file.chmod(mode | (mode & 0o444) >> 2)
+
+
 def _at_once(out: Path, write: Callable[[Path], None]) -> None:
-    """Write into a folder beside it, which then takes its name; what fails leaves nothing behind."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    """Write into a folder beside it, which then takes its name; what fails or is ended leaves nothing behind.
+
+    What was killed outright is removed by the next export to this place.
+    """
+    made = out.with_name(out.name + ".partial")
+    with _told_to_end():
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        try:
+            write(made)
+            made.rename(out)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM ends the program as an exit does, that is, tidily; in the main thread, which alone may ask for that."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        write(partial)
-        partial.chmod(0o755)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -5,8 +5,10 @@ it keeps Qwen's as they are.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import pi
 from pathlib import Path
+from typing import Any
 
 import gguf
 import torch
@@ -36,21 +38,41 @@ _SPLITS = {  # how text is split before BPE, and llama.cpp's name for it
 ELSEWHERE = "export it with --engine transformers and give that folder to llama.cpp's own converter"
 
 
-def check_gguf(shape: ModelShape, folder: Path) -> str:
-    """Refuse what this module does not write, before any work; llama.cpp's name for how the tokenizer splits text."""
+@dataclass(frozen=True)
+class Tokenizer:
+    """A byte-level BPE that llama.cpp knows."""
+
+    folder: Path
+    content: dict[str, Any]
+    """Of tokenizer.json."""
+    split: str
+    """llama.cpp's name for how it splits text."""
+
+
+def require_gguf(shape: ModelShape) -> None:
+    """Refuse a model that this module does not write, before any work."""
     if shape.window is not None and shape.window < shape.context:
-        raise UnsupportedModelError(f"{folder}: llama.cpp has no sliding window for {shape.family}; {ELSEWHERE}")
-    return _split(folder)
+        raise UnsupportedModelError(f"llama.cpp has no sliding window for {shape.family}; {ELSEWHERE}")
 
 
-def write_gguf(model: Model, folder: Path, path: Path) -> None:
-    """One file with everything; `folder` has the tokenizer's files."""
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Of a folder, unless GGUF cannot say what it does to text."""
+    path = folder / "tokenizer.json"
+    content = read_json(path) if path.is_file() else {}
+    split = _split(content)
+    if split is None:
+        raise UnsupportedModelError(f"{folder}: its tokenizer is none that this writes to GGUF; {ELSEWHERE}")
+    return Tokenizer(folder, content, split)
+
+
+def write_gguf(model: Model, tokenizer: Tokenizer, path: Path) -> None:
+    """One file with everything."""
     shape = model.shape
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[_ARCHITECTURES[shape.family]])
     _add_shape(writer, shape)
     kind, file_type = _TYPES[model.decoder.dtype]
     writer.add_file_type(file_type)
-    _add_tokenizer(writer, folder, shape.vocab)
+    _add_tokenizer(writer, tokenizer, shape.vocab)
     for name, tensor in _tensors(model):
         stored = gguf.GGMLQuantizationType.F32 if tensor.dim() == 1 else kind
         writer.add_tensor(name, gguf.quantize(tensor.float().numpy(), stored), raw_dtype=stored)
@@ -109,17 +131,17 @@ def _slowed(rope: Rope, head_dim: int) -> Tensor:
     return (1 / (share + (1 - share) / rope.factor)).float()
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
-    """Byte-level BPE; ids without a token are padding that is never matched."""
-    content = read_json(folder / "tokenizer.json")
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) -> None:
+    """Ids without a token are padding that is never matched."""
+    content = tokenizer.content
     added = {one["id"]: one for one in content["added_tokens"]}
     names = {index: token for token, index in content["model"]["vocab"].items()}
     names |= {index: one["content"] for index, one in added.items()}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_split(folder))
+    writer.add_tokenizer_pre(tokenizer.split)
     writer.add_token_list([names.get(index, f"[PAD{index}]") for index in range(size)])
     writer.add_token_types([_kind(index, names, added) for index in range(size)])
-    gguf.SpecialVocab(folder, load_merges=True, n_vocab=size).add_to_gguf(writer, quiet=True)
+    gguf.SpecialVocab(tokenizer.folder, load_merges=True, n_vocab=size).add_to_gguf(writer, quiet=True)
 
 
 def _kind(index: int, names: dict[int, str], added: dict[int, dict[str, object]]) -> gguf.TokenType:
@@ -128,16 +150,16 @@ def _kind(index: int, names: dict[int, str], added: dict[int, dict[str, object]]
     return gguf.TokenType.NORMAL if index in names else gguf.TokenType.UNUSED
 
 
-def _split(folder: Path) -> str:
-    """As llama.cpp calls it."""
-    path = folder / "tokenizer.json"
-    content = read_json(path) if path.is_file() else {}
+def _split(content: dict[str, Any]) -> str | None:
+    """llama.cpp's name for how text is split; None where it is changed before, or split as nothing there does."""
     steps = content.get("pre_tokenizer") or {}
-    parts = steps.get("pretokenizers", [steps])
-    if content.get("model", {}).get("type") == "BPE" and parts[-1].get("type") == "ByteLevel":
-        if parts == [parts[-1]] and parts[0].get("use_regex", True):
-            return "gpt-2"
-        pattern = parts[0].get("pattern", {}).get("Regex")
-        if pattern in _SPLITS:
-            return _SPLITS[pattern]
-    raise UnsupportedModelError(f"{folder}: its tokenizer is none that this writes to GGUF; {ELSEWHERE}")
+    *before, last = steps.get("pretokenizers") or [steps]
+    normalizer = content.get("normalizer") or {"type": "NFC"}
+    if content.get("model", {}).get("type") != "BPE" or normalizer.get("type") != "NFC":
+        return None
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return None
+    if not before:
+        return "gpt-2" if last.get("use_regex", True) else None
+    pattern = before[0].get("pattern", {}).get("Regex")
+    return _SPLITS.get(pattern) if len(before) == 1 and not last.get("use_regex", True) else None

@@ -4,6 +4,7 @@ Everything is checked against the shape's layout before any weight is read, so t
 """
 
 import json
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -165,8 +166,18 @@ def save_decoder(
         save_torch_state_dict(stored, folder, metadata={"format": "pt"})
     except SafetensorError as error:
         raise CheckpointError(f"{folder}: the weights cannot be written ({error}); is the disk full?") from None
+    set_usual_mode(*folder.glob("*.safetensors"))
     dtype = dtype_name(decoder.dtype)
     write_config(folder, decoder.shape.to_config() | {"dtype": dtype, "torch_dtype": dtype} | dict(extra_config or {}))
+
+
+def set_usual_mode(*files: Path) -> None:
+    """That of any new file: safetensors writes its own so that only their owner can read them."""
+    for file in files:
+        new = file.with_name(file.name + ".mode")
+        new.touch()
+        shutil.copymode(new, file)
+        new.unlink()
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shallowdraft.errors import CheckpointError, OptionError
-from shallowdraft.models.checkpoint import find_folder, read_json, write_config
+from shallowdraft.models.checkpoint import find_folder, read_json, set_usual_mode, write_config
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 
@@ -73,6 +73,7 @@ def save_heads(heads: Heads, folder: Path, **about: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "model.safetensors.partial"
     save_file({name: tensor.bfloat16().cpu() for name, tensor in heads.state_dict().items()}, partial)
+    set_usual_mode(partial)
     partial.replace(folder / "model.safetensors")
     write_config(folder, heads.shape.to_config() | {"chances": heads.chances} | about)
 

@@ -78,6 +78,11 @@ class Profile:
     def _lookaheads(self, whose: Timed) -> list[int]:
         return sorted({point.lookahead for point in self.samples if whose in _counted_for(point)})
 
+    def lookaheads_in(self, draft: str, context: int, batch: int) -> list[int]:
+        """Those at which a draft, or ANY, was timed at this very context and batch size."""
+        by_context = self._times.get((("model", draft, ()), batch), {})
+        return sorted(by_context.get(context, {}))
+
     def covers(self, way: Way) -> bool:
         """Whether it was timed, or one that proposes more."""
         timed = self._lookaheads((way.drafter, way.draft, way.tree))
@@ -91,7 +96,9 @@ class Profile:
         for point, found in self.samples.items():
             if point.batch == batch:
                 by_context.setdefault(point.context, []).extend(sample["plain_s"] for sample in found)
-        return self._at(context, {one: median(times) for one, times in by_context.items()})
+        if not by_context:
+            raise RecordError(f"the profile has no times of batch {batch}; measure some with profile --batches {batch}")
+        return _between(context, {one: median(times) for one, times in by_context.items()})
 
     def iteration(
         self, draft: str, lookahead: int, context: float, batch: int = 1, state: MachineState | None = None
@@ -108,7 +115,7 @@ class Profile:
         verified: Timed = ALL_DRAFTS if way.drafter == "model" else own
         whose: dict[str, Timed] = {"draft_s": own, "target_s": verified, "rest_s": own}
         met = state and self._nearest_met(state)
-        ratios = (self._ratio(part, whose[part], lookahead, context, batch, met) for part in PARTS)
+        ratios = [self._ratio(part, whose[part], lookahead, context, batch, met) for part in PARTS]
         plain_s = state.plain_s if state else self.plain_s(context, batch)
         return Iteration(*(ratio * plain_s for ratio in ratios))
 
@@ -153,17 +160,20 @@ class Profile:
     def _ratio(
         self, part: str, whose: Timed, lookahead: int, context: float, batch: int, state: MachineState | None
     ) -> float:
+        timed = self._times.get((whose, batch))
+        if timed is None:
+            raise RecordError(_unknown(whose, lookahead, batch))
         by_context = {
-            one: self._at(
+            one: _between(
                 lookahead,
                 {
                     d: _median(found, part, state, self._slopes[part, _alike(whose, d)] if state else {})
                     for d, found in by_lookahead.items()
                 },
             )
-            for one, by_lookahead in self._times.get((whose, batch), {}).items()
+            for one, by_lookahead in timed.items()
         }
-        return self._at(context, by_context)
+        return _between(context, by_context)
 
     @cached_property
     def _times(self) -> dict[tuple[Timed, int], dict[int, dict[int, dict[str, Floats]]]]:
@@ -191,11 +201,20 @@ class Profile:
                     groups.setdefault((part, _alike(whose, lookahead)), []).append(found)
         return {key: _slope(found, key[0]) for key, found in groups.items()}
 
-    def _at(self, where: float, values: Mapping[int, float]) -> float:
-        if not values:
-            raise RecordError("the profile has no such measurement; measure that draft and batch size first")
-        known = sorted(values)
-        return float(np.interp(where, known, [values[one] for one in known]))
+
+def _between(where: float, values: Mapping[int, float]) -> float:
+    known = sorted(values)
+    return float(np.interp(where, known, [values[one] for one in known]))
+
+
+def _unknown(whose: Timed, lookahead: int, batch: int) -> str:
+    """What is missing, and how it is measured."""
+    drafter, draft, _ = whose
+    named = draft or "any draft"
+    how = f"--draft {draft or 'DRAFT'} --lookaheads {lookahead} --batches {batch}"
+    if drafter == "model":
+        return f"the profile has no times of {named} at lookahead {lookahead}, batch {batch}; add some: profile {how}"
+    return f"the profile has no times of {named} ({drafter}) at lookahead {lookahead}, batch {batch}; run a study of it"
 
 
 def _counted_for(point: Point) -> list[Timed]:

@@ -10,7 +10,7 @@ from shallowdraft.bench.levels import KIND, speed_up, summarise
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.records import Record, Records
-from shallowdraft.report.run import Accuracy, Entry, Live, Run, Score, Server, Step, Tars, Text, label
+from shallowdraft.report.run import Accuracy, Asked, Entry, Live, Run, Score, Server, Step, Tars, Text, label
 from shallowdraft.shapes import parse
 
 FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
@@ -113,12 +113,16 @@ def _servers(folder: Path) -> list[Server]:
 
 def _levels(file: Records, plain: Records | None) -> Iterator[Server]:
     """A server at every concurrency, against the one without a draft."""
-    about, draft = file.about, file.about.get("draft")
+    draft, asked = file.about.get("draft"), _asked(file)
     for level in summarise(file.path):
         gain = speed_up(file.path, plain.path, level.concurrency) if draft and plain else None
-        greedy = not about["temperature"] and not about["chat"]
         live = Live(*gain) if gain else None
-        yield Server(file.path.stem, draft, about.get("lookahead"), level, live, greedy)
+        yield Server(file.path.stem, draft, file.about.get("lookahead"), level, live, asked)
+
+
+def _asked(file: Records) -> Asked:
+    about, prompts = file.about, frozenset((row["set"], row["id"]) for row in file if "id" in row)
+    return Asked(prompts, about["max_tokens"], about["temperature"], about["chat"])
 
 
 def _kin(file: Records) -> str:

@@ -126,6 +126,27 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What was asked of a server."""
+
+    prompts: frozenset[tuple[str, str]]
+    """Set and id."""
+    max_tokens: int
+    temperature: float
+    chat: bool
+
+    def unlike(self, other: "Asked") -> str:
+        """In what it differs."""
+        reasons = {
+            "other prompts": self.prompts != other.prompts,
+            f"{self.max_tokens} tokens instead of {other.max_tokens}": self.max_tokens != other.max_tokens,
+            f"temperature {self.temperature:g} instead of {other.temperature:g}": self.temperature != other.temperature,
+            "as a chat" if self.chat else "not as a chat": self.chat != other.chat,
+        }
+        return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+@dataclass(frozen=True)
 class Server:
     """What `bench` measured of a server at one concurrency."""
 
@@ -136,8 +157,12 @@ class Server:
     level: Level
     speed_up: Live | None
     """Over the same server without a draft, where that was measured too."""
-    greedy: bool
-    """Whether it was asked for its likeliest tokens behind the very prompts."""
+    asked: Asked
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it was asked for its likeliest tokens behind the very prompts."""
+        return not self.asked.temperature and not self.asked.chat
 
     @property
     def at_once(self) -> str:

@@ -1,5 +1,7 @@
 """In production: what servers were measured to do, beside what the study says."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +10,7 @@ import altair as alt
 from shallowdraft.cost import Prediction
 from shallowdraft.report.figures import NEAR, Figure, Gap, Table, chosen, data, marked, percent, rows_high, whole
 from shallowdraft.report.pays import MEASURED, PREDICTED, speed_up_chart
-from shallowdraft.report.run import Run, Server
+from shallowdraft.report.run import Asked, Run, Server
 
 INTERVALS = "Bars are 95 % intervals over prompts."
 
@@ -38,14 +40,16 @@ def gains(run: Run) -> Figure | Gap:
 
 
 def speeds(run: Run) -> list[Figure]:
-    """Tokens a second by how many requests are under way."""
+    """Tokens a second by how many requests are under way, of servers that were asked alike."""
     if not run.servers:
         return []
-    names = list(dict.fromkeys(one.name for one in run.servers))
+    asked = _usual(run.servers)
+    alike = [one for one in run.servers if one.asked == asked]
+    names = list(dict.fromkeys(one.name for one in alike))
     rows: list[dict[str, Any]] = [
         {"kind": one.name, "many": one.level.concurrency, "tokens_per_s": one.level.tokens_per_s}
         | dict(zip(("low", "high"), one.level.tokens_per_s_interval, strict=True))
-        for one in run.servers
+        for one in alike
     ]
     base = alt.Chart(data(rows)).encode(
         x=alt.X("many:Q", title="requests at once", axis=whole(row["many"] for row in rows), scale=NEAR),
@@ -55,25 +59,42 @@ def speeds(run: Run) -> list[Figure]:
     y = alt.Y("tokens_per_s:Q", title="tokens a second, all requests together", scale=NEAR)
     points = base.mark_point(filled=True, size=80, opacity=1).encode(y=y, shape=marked(names), tooltip=tooltip)
     intervals = base.mark_rule().encode(y=alt.Y("low:Q", scale=NEAR), y2="high:Q")
-    best = max(run.servers, key=lambda one: one.level.tokens_per_s)
+    best = max(alike, key=lambda one: one.level.tokens_per_s)
     finding = f"{best.name} gives most: {best.level.tokens_per_s:,.0f} tokens a second, {best.at_once}."
     columns = ("server", "at once", "tokens/s", "from", "to", "first token ms", "between tokens ms")
     table = Table(
         columns,
         [
-            (
-                one.name,
-                its.concurrency,
-                its.tokens_per_s,
-                *its.tokens_per_s_interval,
-                1e3 * its.ttft_s,
-                between and 1e3 * between,
-            )
-            for one in run.servers
+            (one.name, its.concurrency, its.tokens_per_s, *its.tokens_per_s_interval, 1e3 * its.ttft_s, between_ms)
+            for one in alike
+            for its in [one.level]
+            for between_ms in [its.between_s and 1e3 * its.between_s]
             for its, between in [(one.level, one.level.between_s)]
         ],
     )
-    return [Figure("servers", finding, alt.layer(base.mark_line().encode(y=y), intervals, points), table, INTERVALS)]
+    note = " ".join(filter(None, (INTERVALS, _left_out(run.servers, asked), _strangers(run))))
+    return [Figure("servers", finding, alt.layer(base.mark_line().encode(y=y), intervals, points), table, note)]
+
+
+def _usual(servers: Sequence[Server]) -> Asked:
+    """What most were asked; of several the first."""
+    by_name = {one.name: one.asked for one in servers}
+    return Counter(by_name.values()).most_common(1)[0][0]
+
+
+def _left_out(servers: Sequence[Server], asked: Asked) -> str:
+    """Which were asked otherwise, and how."""
+    found = {one.name: one.asked.unlike(asked) for one in servers if one.asked != asked}
+    listed = "; ".join(f"{name} ({how})" for name, how in found.items())
+    return f"Left out, as they were asked otherwise: {listed}." if found else ""
+
+
+def _strangers(run: Run) -> str:
+    """Servers whose draft the study does not know."""
+    known = {entry.draft for entry in run.entries if entry.drafter == "model"}
+    found = {one.name: one.draft for one in run.servers if one.draft and one.draft not in known}
+    listed = "; ".join(f"{name} ({draft})" for name, draft in found.items())
+    return f"Not predicted, as the study has no such draft: {listed}." if found else ""
 
 
 def _prediction(one: Server, run: Run) -> Prediction | None:
