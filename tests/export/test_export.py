@@ -224,7 +224,9 @@ def test_the_studys_lookahead_is_set(small: Path, tmp_path: Path, capsys):
     assert config["num_speculative_tokens_per_batch_size"][0] == [1, 3, first]
     assert main([*given, "--lookahead", "2", "--out", str(tmp_path / "out2")]) == 2
     assert main(["export", "zoo:4x128", *given[2:], "--out", str(tmp_path / "out2")]) == 2
-    assert "its study has no draft zoo:4x128" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "its study has no draft zoo:4x128" in error
+    assert "run the study again with this draft too" in error
 
 
 def timed_run(folder: Path, speed_up: float, live: float | None) -> Path:

@@ -192,6 +192,29 @@ def test_what_was_measured_and_what_was_not_are_told_apart(tmp_path: Path):
     assert found["throughput"].startswith("The highest TAR is not the fastest: draft-4 has 2.14 and gives 220 tokens")
 
 
+def test_prompts_that_were_left_out_are_named(tmp_path: Path):
+    folder = make_run(tmp_path / "run")
+    assert make([read_run(folder)]).warnings == []
+    study = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(study | {"stalled": ["zoo books-4"]}))
+    assert "The machine stalled on zoo books-4: left out of what was measured." in render(make([read_run(folder)]))
+
+
+def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
+    """All lookaheads of a draft were predicted for the profile's; that at its best also for what live runs met."""
+    run = make_run(tmp_path / "run")
+    study = json.loads((run / "study.json").read_text())
+    (row,) = study["rows"]
+    row["break_even_tar"] /= 2
+    (run / "study.json").write_text(json.dumps(study))
+    make_server(run / "plain.jsonl")
+    make_server(run / "drafted.jsonl", 1.5, 0.5, draft=row["draft"], lookahead=row["lookahead"])
+    (gains,) = [one for one in make([read_run(run)]).figures if one.id == "gains"]
+    (its,) = [one for one in row["curve"] if one["lookahead"] == row["lookahead"]]
+    expected = its["tar"] * its["plain_s"] / (its["draft_s"] + its["target_s"] + its["rest_s"])
+    assert gains.table.rows[0][7] == pytest.approx(expected)
+
+
 def test_a_server_beside_the_prediction(tmp_path: Path):
     run = make_run(tmp_path / "run", 2, sets=["zoo", "arena"])
     html = render(make([read_run(run)]))

@@ -110,6 +110,8 @@ def test_a_study_has_the_same_records(address: str, tmp_path: Path, capsys):
         ("live.jsonl", ("draft", "set", "id", "round")),
     ):
         one, other = ([[row[part] for part in parts] for row in rows(run / name)] for run in runs)
+        if name == "live.jsonl":  # what stalls is taken again
+            one, other = (list(map(list, set(map(tuple, found)))) for found in (one, other))
         assert sorted(one) == sorted(other)
     before = (cluster / "trace.jsonl").read_text()
     ray.shutdown()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from shallowdraft.errors import OptionError
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
-from shallowdraft.records import Records
+from shallowdraft.records import Record, Records
 from shallowdraft.replay.replays import Counted
-from shallowdraft.replay.traces import Output, Trace
+from shallowdraft.replay.traces import Output, Trace, read_trace
 from shallowdraft.shapes import parse
+from shallowdraft.study import live
 from shallowdraft.study.forecast import forecast, forecast_at
+from shallowdraft.study.live import measured
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +79,7 @@ def test_a_draft_that_cannot_be_used_is_named_and_left_out(models: Path, tmp_pat
 
 
 def keys(folder: Path) -> dict[str, Counter[tuple]]:
-    """Which records each file has."""
+    """Which records each file has; of live runs each once, since what stalls is taken again."""
     names = {
         "trace.jsonl": ("set", "id", "sample"),
         "profile.jsonl": ("draft", "lookahead", "context", "batch", "round", "turn"),
@@ -86,7 +89,7 @@ def keys(folder: Path) -> dict[str, Counter[tuple]]:
     for file, parts in names.items():
         rows = [json.loads(line) for line in (folder / file).read_text().splitlines()[1:]]
         found[file] = Counter(tuple(row[part] for part in parts) for row in rows)
-    return found
+    return found | {"live.jsonl": Counter(set(found["live.jsonl"]))}
 
 
 def lines_in(folder: Path) -> int:
@@ -126,6 +129,40 @@ def test_another_draft_reuses_the_rest(models: Path, tmp_path: Path, capsys):
     assert main(arguments(models, tmp_path / "run", "draft", "target")) == 0
     assert (tmp_path / "run" / "profile.jsonl").read_text().startswith(before)
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]) == 2
+
+
+def test_fewer_prompts_in_the_same_folder_are_a_study_of_their_own(models: Path, tmp_path: Path, capsys):
+    """Records of the others stay in the file."""
+    run = tmp_path / "run"
+    given = [*arguments(models, run), "--lookaheads", "2:2"]
+    assert main(given) == 0
+    before = (run / "live.jsonl").read_text()
+    capsys.readouterr()
+    assert main([*given, "--limit", "3"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["live"]["tar"] == pytest.approx(row["tar"])
+    outputs = read_trace(run / "trace.jsonl").outputs[:3]
+    (its,) = measured(run / "live.jsonl", outputs).by_way.values()
+    assert row["live"] == json.loads(json.dumps(its.to_json()))
+    assert set(its.states) <= {output.key[:2] for output in outputs}
+    assert (run / "live.jsonl").read_text().startswith(before)
+
+
+def test_a_prompt_on_which_the_machine_stalled_is_named(
+    models: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    def some(rows: Sequence[Record], _: object) -> list[bool]:
+        return [row["id"] in ("3", "5") for row in rows]
+
+    monkeypatch.setattr(live, "stalled", some)
+    given = arguments(models, tmp_path / "run")
+    assert main(given) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stalled"] == ["few 3", "few 5"]
+    (row,) = found["rows"]
+    assert row["live"]["tar"] == pytest.approx(row["tar"])
+    assert main(given[:-1]) == 0
+    assert "the machine stalled on few 3, few 5: left out of what was measured" in capsys.readouterr().out
 
 
 def every_drafter(models: Path, out: Path) -> list[str]:
@@ -187,8 +224,8 @@ def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
     one = forecast(found, latency.read_profile(tmp_path / "p"))[3]
     assert one.tar == 2.0
     assert asdict(one.iteration) == pytest.approx({"draft_s": 0.1, "target_s": (1.6 + 1.0) / 2, "rest_s": 0.1})
-    live = forecast_at(found, latency.read_profile(tmp_path / "p"), 3, {("few", "0"): [MachineState(1.0)]})
-    assert live.iteration.total_s == pytest.approx(one.iteration.total_s)
+    beside = forecast_at(found, latency.read_profile(tmp_path / "p"), 3, {("few", "0"): [MachineState(1.0)]})
+    assert beside.iteration.total_s == pytest.approx(one.iteration.total_s)
 
 
 def test_another_target_does_not_mix(models: Path, tmp_path: Path, capsys):

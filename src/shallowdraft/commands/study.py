@@ -185,6 +185,12 @@ def show(found: "Found", target: str, out: str) -> None:
         console.print(
             "outputs with every draft are those without" if same else "[red]outputs differ, see live.jsonl[/red]"
         )
+    if found.stalled:
+        console.print(
+            f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured",
+            soft_wrap=True,
+            markup=False,
+        )
     console.print(f"records and study.json are in {out}; look at them: shallowdraft report {out}", soft_wrap=True)
 
 

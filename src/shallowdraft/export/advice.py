@@ -40,7 +40,10 @@ def advise(folder: Path, target: str, draft: str) -> Advice:
 def _advise(folder: Path, target: str, draft: str) -> Advice:
     rows = {row["draft"]: row for row in read_json(folder / "study.json")["rows"] if row["drafter"] == "model"}
     if draft not in rows:
-        raise RecordError(f"{folder}: its study has no draft {draft}; there are {', '.join(rows) or 'none'}")
+        raise RecordError(
+            f"{folder}: its study has no draft {draft}; there are {', '.join(rows) or 'none'}; "
+            "run the study again with this draft too, it reuses the others"
+        )
     trace = read_trace(folder / "trace.jsonl")
     if trace.target != target:
         raise RecordError(f"{folder}: this is a study of {trace.target}, not of {target}; name its target, or another")

@@ -64,7 +64,7 @@ def page_of(run: Run) -> Page:
         verdict_of(run),
         [("", facts_of(run))],
         sections,
-        [f"{name} was left out: {why}" for name, why in run.failed.items()],
+        _warnings(run),
         generations(run),
     )
 
@@ -81,6 +81,11 @@ def page_of_several(found: Sequence[Run]) -> Page:
         [(name, {"verdict": verdict_of(run)} | facts_of(run)) for name, run in runs.items()],
         sections,
     )
+
+
+def _warnings(run: Run) -> list[str]:
+    stalls = [f"The machine stalled on {', '.join(run.stalled)}: left out of what was measured."] if run.stalled else []
+    return [f"{name} was left out: {why}" for name, why in run.failed.items()] + stalls
 
 
 def verdict_of(run: Run) -> str:

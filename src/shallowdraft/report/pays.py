@@ -41,7 +41,7 @@ def speed_ups(run: Run) -> Figure | Gap:
     table = Table(columns, [_row(one, run) for one in run.predicted])
     note = (
         "Bars are 95 % intervals over prompts. The dashed line is plain decoding; what lies left of it does not pay. "
-        "Only the best few are run live."
+        "Only the best few are run live; what is predicted of them is for the machine as it was then."
     )
     return Figure("speed-up", _fastest(run), chart, table, note, rows_high(len(order)))
 

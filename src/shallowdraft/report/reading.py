@@ -44,6 +44,7 @@ def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
         verdict=study["verdict"] if study else None,
         plain_tokens_per_s=study["plain_tokens_per_s"] if study else None,
         failed=study.get("failed", {}) if study else {},
+        stalled=study.get("stalled", []) if study else [],
         outputs=[None if row["tie"] and row["differs"] else row["tie"] for row in found.get("live", ())],
         texts=[_text(row) for row in texts],
         steps=_steps(found.get("profile", ())),

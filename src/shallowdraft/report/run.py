@@ -184,6 +184,8 @@ class Run:
     """None: the study has not ended."""
     plain_tokens_per_s: float | None = None
     failed: dict[str, str] = field(default_factory=dict)
+    stalled: list[str] = field(default_factory=list)
+    """Prompts that no measured speed-up counts."""
     outputs: list[bool | None] = field(default_factory=list)
     """Of live runs: True where it is plain decoding's, None where it is but for a tie of rounding."""
     texts: list[Text] = field(default_factory=list)

@@ -98,11 +98,14 @@ def _strangers(run: Run) -> str:
 
 
 def _prediction(one: Server, run: Run) -> Prediction | None:
-    """The study's, which is greedy, with the replayed TAR of the very prompt sets that the server was asked."""
+    """The study's, which is greedy, with the replayed TAR of the very prompt sets that the server was asked.
+
+    On the machine as it was while profiling, at every lookahead; without curves, as the live runs met it.
+    """
     entry = next((its for its in run.predicted if its.drafter == "model" and its.draft == one.draft), None)
     if entry is None or one.lookahead is None or not one.greedy:
         return None
-    curve = {its.lookahead: its for its in (*entry.curve, entry.best)}
+    curve = {its.lookahead: its for its in entry.curve or [entry.best]}
     asked = one.level.set_tokens
     tars = {name: entry.sets[name].value.get(one.lookahead) for name in asked if name in entry.sets}
     iterations = [tokens / tar for name, tokens in asked.items() if (tar := tars.get(name))]

@@ -12,7 +12,7 @@ from shallowdraft.decoding.ways import Way
 from shallowdraft.profiling.latency import PARTS, Profile
 from shallowdraft.replay.replays import Replay
 from shallowdraft.replay.walk import Floats
-from shallowdraft.study.live import Key
+from shallowdraft.study.stalls import Key
 
 
 def forecast(found: Replay, profile: Profile, sizes: Iterable[int] | None = None) -> dict[int, Prediction]:

@@ -1,6 +1,10 @@
-"""Live runs: on every prompt each way of decoding stands between plain runs, so that both meet the same machine."""
+"""Live runs: on every prompt each way of decoding stands between plain runs, so that both meet the same machine.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+A run that stalled is taken again, and the first that did not is what counts. A prompt where a way always stalled counts
+for none, so that all ways stand on the same prompts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -16,12 +20,15 @@ from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.traces import Output
+from shallowdraft.study.stalls import Key, key_of, stalled
 
 KIND = "live runs"
+AGAIN = 2  # times that a run is taken again which stalls
 
-
-Key = tuple[str, str]
-"""Set and id of a prompt."""
+Run = tuple[Key, int, Way]
+"""Prompt, round and way."""
+Attempts = list[tuple[Record, bool]]
+"""Of a run, in the order in which they were made, each with whether it stalled."""
 
 
 def run_live(
@@ -35,26 +42,58 @@ def run_live(
     rounds: int,
     about: Record,
 ) -> Iterator[int]:
-    """Decode every prompt in every way, between plain runs; yields how many are done. Nothing is done twice."""
+    """Decode every prompt in every way, between plain runs; yields how many are done. Only stalls are done again."""
     file = Records.open(path, KIND, about)
-    done = {(row["set"], row["id"], row["round"], Way.of(row)) for row in file}
     total = rounds * len(outputs) * len(ways)
-    turns = [
-        (output, [way for way in ways if (output.set, output.id, number, way) not in done], number)
+    count = total - sum(len(left) for _, _, left in _turns(file, ways, outputs, rounds, _never_run))
+    yield count
+    for due in (_never_run, _to_take_again):
+        while turns := _turns(file, ways, outputs, rounds, due):
+            for output, number, left in turns:
+                before = _state(target, output, max_new_tokens)
+                for way in left:
+                    made = _decode(target, output, way.options(proposers), max_new_tokens)
+                    after = _state(target, output, max_new_tokens)
+                    states = {"states": [asdict(state) for state in (before, after)]}
+                    file.append({"set": output.set, "id": output.id, "round": number} | asdict(way) | made | states)
+                    before = after
+                    count = min(total, count + 1)
+                    yield count
+
+
+def _turns(
+    file: Iterable[Record],
+    ways: Sequence[Way],
+    outputs: Sequence[Output],
+    rounds: int,
+    due: Callable[[Attempts], bool],
+) -> list[tuple[Output, int, list[Way]]]:
+    """Prompts and rounds with the ways that are due there."""
+    made = _attempts(file, outputs)
+    found = [
+        (output, number, [way for way in ways if due(made.get((output.key[:2], number, way), []))])
         for number, output in product(range(rounds), outputs)
     ]
-    count = total - sum(len(left) for _, left, _ in turns)
-    yield count
-    for output, left, number in turns:
-        before = _state(target, output, max_new_tokens) if left else None
-        for way in left:
-            made = _decode(target, output, way.options(proposers), max_new_tokens)
-            after = _state(target, output, max_new_tokens)
-            states = {"states": [asdict(state) for state in (before, after) if state]}
-            file.append({"set": output.set, "id": output.id, "round": number} | asdict(way) | made | states)
-            before = after
-            count += 1
-            yield count
+    return [turn for turn in found if turn[2]]
+
+
+def _never_run(attempts: Attempts) -> bool:
+    return not attempts
+
+
+def _to_take_again(attempts: Attempts) -> bool:
+    """Every attempt stalled, and there were not too many."""
+    return all(far for _, far in attempts) and len(attempts) <= AGAIN
+
+
+def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, Attempts]:
+    """Of these prompts."""
+    contexts = {output.key[:2]: len(output.prompt) + len(output.output) / 2 for output in outputs}
+    rows = [row for row in file if key_of(row) in contexts]
+    found: dict[Run, Attempts] = {}
+    for row, far in zip(rows, stalled(rows, contexts), strict=True):
+        found.setdefault((key_of(row), row["round"], Way.of(row)), []).append((row, far))
+    return found
 
 
 def _state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
@@ -96,15 +135,42 @@ class Measured:
         return {name: value for name, value in vars(self).items() if name != "states"}
 
 
-def measured(path: Path) -> dict[Way, Measured]:
-    """By way; the speed-up is a ratio of sums over prompts, its interval a bootstrap over them."""
-    found: dict[Way, dict[Key, list[Record]]] = {}
-    for row in Records.read(path, KIND):
-        found.setdefault(Way.of(row), {}).setdefault((row["set"], row["id"]), []).append(row)
-    return {way: _compare(by_prompt) for way, by_prompt in found.items()}
+@dataclass(frozen=True)
+class LiveRuns:
+    """What they showed."""
+
+    by_way: dict[Way, Measured] = field(default_factory=dict)
+    """Of ways that were run on every prompt."""
+    stalled: list[Key] = field(default_factory=list)
+    """Prompts that no way counts: one of them stalled there, however often it was taken again."""
 
 
-def _compare(by_prompt: Mapping[Key, list[Record]]) -> Measured:
+def measured(path: Path, outputs: Sequence[Output]) -> LiveRuns:
+    """Of these prompts; speed-ups are ratios of sums over them, their intervals a bootstrap."""
+    made: dict[Way, dict[Key, list[Attempts]]] = {}
+    for (key, _, way), attempts in _attempts(Records.read(path, KIND), outputs).items():
+        made.setdefault(way, {}).setdefault(key, []).append(attempts)
+    keys = [output.key[:2] for output in outputs]
+    whole = {way: by_prompt for way, by_prompt in made.items() if by_prompt.keys() == set(keys)}
+    lost = [key for key in keys if any(_sound(one) is None for its in whole.values() for one in its[key])]
+    if len(lost) == len(keys):
+        return LiveRuns({}, lost)
+    return LiveRuns({way: _measured(by_prompt, lost) for way, by_prompt in whole.items()}, lost)
+
+
+def _sound(attempts: Attempts) -> Record | None:
+    """The first that did not stall."""
+    return next((row for row, far in attempts if not far), None)
+
+
+def _measured(by_prompt: Mapping[Key, list[Attempts]], lost: Sequence[Key]) -> Measured:
+    """Outputs are compared in all runs, times in those that count."""
+    lossless = all(row["tie"] for its in by_prompt.values() for attempts in its for row, _ in attempts)
+    kept = {key: [row for one in its if (row := _sound(one))] for key, its in by_prompt.items() if key not in lost}
+    return _compare(kept, lossless=lossless)
+
+
+def _compare(by_prompt: Mapping[Key, list[Record]], *, lossless: bool) -> Measured:
     def sums(figure: Callable[[Record], float]) -> np.ndarray:
         return np.array([sum(map(figure, rows)) for rows in by_prompt.values()])
 
@@ -117,6 +183,6 @@ def _compare(by_prompt: Mapping[Key, list[Record]]) -> Measured:
         plain_tokens_per_s=float(emitted.sum() / plain.sum()),
         speed_up=float(plain.sum() / seconds.sum()),
         interval=(float(low), float(high)),
-        lossless=all(row["tie"] for rows in by_prompt.values() for row in rows),
+        lossless=lossless,
         states={key: [MachineState(**one) for row in rows for one in row["states"]] for key, rows in by_prompt.items()},
     )

@@ -25,7 +25,7 @@ from shallowdraft.replay.traces import Output, Trace, read_trace, record
 from shallowdraft.study.cluster import Executor, Here
 from shallowdraft.study.forecast import forecast, forecast_at, interval
 from shallowdraft.study.inside import keep_inside
-from shallowdraft.study.live import Measured, measured, run_live
+from shallowdraft.study.live import LiveRuns, Measured, measured, run_live
 from shallowdraft.study.proposers import Proposer
 
 Follow = Callable[[str, Iterator[int], int], None]
@@ -86,6 +86,8 @@ class Study:
     plain_tokens_per_s: float
     failed: dict[str, str] = field(default_factory=dict)
     """Who could not be used, and why."""
+    stalled: list[str] = field(default_factory=list)
+    """Prompts, with their sets, that were left out of what was measured live: the machine stalled on them."""
 
     @property
     def verdict(self) -> str:
@@ -122,6 +124,7 @@ class Study:
                 for row in self.rows
             ],
             "failed": self.failed,
+            "stalled": self.stalled,
         }
 
 
@@ -146,13 +149,14 @@ def study(
     made.sort(key=lambda one: -cost.best(one[2]).tokens_per_s)
     best = [(one, replayed.way(cost.best(curve).size)) for one, replayed, curve in made[: plan.live]]
     live = _verified(target, best, trace, plan, folder / "live.jsonl", follow)
-    ranked = [(_row(*one, profile, live), one[1]) for one in made]
+    ranked = [(_row(*one, profile, live.by_way), one[1]) for one in made]
     ranked.sort(key=lambda one: (one[0].live is None, -one[0].speed_up))
     shown = [(row.proposer, replayed, row.prediction.size) for row, replayed in ranked[:SHOWN]]
     keep_inside(target, shown, folder / "inside.jsonl")
     rows = [row for row, _ in ranked]
     met = [row.live.plain_tokens_per_s for row in rows if row.live]
-    result = Study(rows, median(met) if met else 1 / profile.plain_s(trace.mean_context), left_out)
+    stalled = [" ".join(key) for key in live.stalled]
+    result = Study(rows, median(met) if met else 1 / profile.plain_s(trace.mean_context), left_out, stalled)
     write_whole(folder / "study.json", json.dumps(result.to_json(), indent=2) + "\n")
     return result
 
@@ -267,15 +271,15 @@ def _verified(
     plan: Plan,
     path: Path,
     follow: Follow,
-) -> dict[Way, Measured]:
+) -> LiveRuns:
     if not plan.live:
-        return {}
+        return LiveRuns()
     outputs = spread([output for output in trace.outputs if len(output.output) > 1], plan.live_prompts)
     setting = about(target) | {"max_new_tokens": plan.max_new_tokens}
     options, ways = {proposer.whose: proposer.options for proposer, _ in chosen}, [way for _, way in chosen]
     steps = run_live(target, options, ways, outputs, path, max_new_tokens=plan.max_new_tokens, rounds=1, about=setting)
     follow("running the best live", steps, len(outputs) * len(ways))
-    return measured(path)
+    return measured(path, outputs)
 
 
 def spread(outputs: Sequence[Output], count: int) -> list[Output]:

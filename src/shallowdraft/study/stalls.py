@@ -1,0 +1,57 @@
+"""Stalls: live runs during which somebody else had the machine, seen from all runs of the same prompts.
+
+A run stalled if a plain run beside it took far longer a token than plain runs usually do, or if it took far longer
+itself, both a token and an iteration: where little is accepted a token takes long, where much is proposed an iteration.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
+
+from shallowdraft.decoding.ways import Way
+from shallowdraft.records import Record
+
+FAR = 4.0  # times as long as usual; placements of the cores make 1.5 (decision 004)
+
+Key = tuple[str, str]
+"""Set and id of a prompt."""
+
+
+def key_of(row: Record) -> Key:
+    return row["set"], row["id"]
+
+
+def stalled(rows: Sequence[Record], contexts: Mapping[Key, float]) -> list[bool]:
+    """Of live runs, whether each did; contexts are the tokens before a new one."""
+    found = _far(rows, _plain_s, contexts)
+    by_way: dict[Way, list[int]] = {}
+    for number, row in enumerate(rows):
+        by_way.setdefault(Way.of(row), []).append(number)
+    for numbers in by_way.values():
+        own = [rows[number] for number in numbers]
+        far = zip(_far(own, _token_s, contexts), _far(own, _iteration_s, contexts), strict=True)
+        for number, both in zip(numbers, far, strict=True):
+            found[number] |= all(both)
+    return found
+
+
+def _far(rows: Sequence[Record], figure: Callable[[Record], float], contexts: Mapping[Key, float]) -> list[bool]:
+    """Usual is the median over prompts of the least that each took; a longer context may take as much longer."""
+    least: dict[Key, float] = {}
+    for row in rows:
+        least[key_of(row)] = min(figure(row), least.get(key_of(row), float("inf")))
+    if not least:
+        return []
+    usual, context = median_low(least.values()), median_low(contexts[key] for key in least)
+    return [figure(row) > FAR * usual * max(1.0, contexts[key_of(row)] / context) for row in rows]
+
+
+def _plain_s(row: Record) -> float:
+    return float(max(state["plain_s"] for state in row["states"]))
+
+
+def _token_s(row: Record) -> float:
+    return float(row["seconds"] / max(1, row["emitted"]))
+
+
+def _iteration_s(row: Record) -> float:
+    return float(row["seconds"] / max(1, row["iterations"]))
