@@ -69,7 +69,6 @@ def speeds(run: Run) -> list[Figure]:
             for one in alike
             for its in [one.level]
             for between_ms in [its.between_s and 1e3 * its.between_s]
-            for its, between in [(one.level, one.level.between_s)]
         ],
     )
     note = " ".join(filter(None, (INTERVALS, _left_out(run.servers, asked), _strangers(run))))
