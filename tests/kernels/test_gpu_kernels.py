@@ -229,23 +229,21 @@ def test_a_law_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: p
     torch.testing.assert_close(cut, probabilities(logits[:, :100], sampling), atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_laws_of_texts_that_choose_unlike(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_laws_of_texts_that_choose_unlike():
     """Each row of a text's pass has the text's law; a greedy one has one token, the first of equals."""
-    monkeypatch.setattr(gpu_choice, "BLOCK", 64)
-    texts = [*LAWS, Sampling(), Sampling(1.0, top_k=500)]
-    logits = (3 * random(2 * len(texts), 150)).to(dtype)
+    texts = [Sampling(0.7, top_k=5), Sampling(), Sampling(0.5, top_k=40, top_p=0.9), Sampling(1.0, top_k=500)]
+    logits = (3 * random(2 * len(texts), 150)).bfloat16()
+    logits[2, 7:9] = 20
     uniforms = torch.rand(len(logits), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    together = Samplings(texts, logits.device)
-    for _ in range(2):
-        p, token, largest = gpu_choice.law(logits, together.numbers, 150, uniforms)
-        wanted = probabilities(logits.view(len(texts), 2, 150), together).view(-1, 150)
-        torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
-        assert ((p > 0) == (wanted > 0)).all()
-        assert token.tolist() == draw(p, uniforms).tolist()
-        assert largest.tolist() == logits.float().amax(-1).tolist()
-        for row in range(len(texts)):
-            together.put(row, texts[row - 1])
+    together = Samplings([Sampling(2.0)] * len(texts), logits.device)
+    for row, text in enumerate(texts):
+        together.put(row, text)
+    p, token, largest = gpu_choice.law(logits, together.numbers, 150, uniforms)
+    wanted = probabilities(logits.view(len(texts), 2, 150), together).view(-1, 150)
+    torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
+    assert ((p > 0) == (wanted > 0)).all()
+    assert token.tolist() == draw(p, uniforms).tolist()
+    assert largest.tolist() == logits.float().amax(-1).tolist()
 
 
 def test_a_law_of_no_numbers_is_noticed():
