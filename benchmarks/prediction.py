@@ -62,7 +62,7 @@ def live(
     size = {"max_new_tokens": given.new_tokens, "rounds": given.live_rounds}
     for _ in run_live(target, drafting(drafts), ways, trace.outputs, path, **size, about={}):
         pass
-    found = measured(path, trace.outputs)
+    found = measured(path, trace.outputs, ways)
     if found.stalled:
         print(f"the machine stalled on {', '.join(map(' '.join, found.stalled))}: left out", flush=True)
     return found.by_way

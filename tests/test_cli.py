@@ -160,7 +160,7 @@ def test_what_all_processes_of_a_torchrun_meet_is_said_by_the_first(folders):
     processes = [
         subprocess.Popen(
             [*command, *wrong],
-            env=os.environ | {"RANK": rank, "WORLD_SIZE": "2"},
+            env=os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -180,10 +180,18 @@ def test_what_all_processes_of_a_torchrun_meet_is_said_by_the_first(folders):
 
 def test_what_another_process_of_a_torchrun_meets_alone_is_said_too(folders, capsys, monkeypatch):
     monkeypatch.setattr("shallowdraft.cli.PATIENCE_S", 0.0)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
     assert generate(folders, "--tensor-parallel", "--dtype", "int8") == 2
     assert capsys.readouterr().err.startswith("process 1: error: int8 weights cannot be split")
+
+
+def test_what_a_cluster_sets_without_torchrun_does_nothing(folders, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    assert generate(folders, "--max-new-tokens", "2") == 0
+    assert generate(folders, "--max-new-tokens", "0") == 2
+    assert "process 3" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", [["-m", "shallowdraft"], [str(Path(sys.executable).with_name("shallowdraft"))]])

@@ -68,7 +68,7 @@ def _let_the_first_speak() -> None:
 
 def _is_first() -> bool:
     """Of the processes that torchrun started, if it did; asked before torch is there."""
-    return os.environ.get("RANK", "0") == "0"
+    return "LOCAL_RANK" not in os.environ or os.environ["RANK"] == "0"
 
 
 if __name__ == "__main__":

@@ -269,8 +269,8 @@ def test_a_server_against_another(tmp_path: Path):
     times = {"fast": {"a": 1.0, "b": 2.0, "c": 9.0}, "slow": {"a": 4.0, "b": 2.0, "d": 9.0}}
     for name, seconds in times.items():
         file = Records.open(tmp_path / name, KIND, {})
-        for prompt, total_s in seconds.items():
-            file.append({"concurrency": 1, "round": 0, "set": "s", "id": prompt, "tokens": 15, "total_s": total_s})
+        for prompt, share_s in seconds.items():
+            file.append({"concurrency": 1, "round": 0, "set": "s", "id": prompt, "tokens": 15, "share_s": share_s})
     found, (low, high) = speed_up(tmp_path / "fast", tmp_path / "slow", 1)
     assert found == pytest.approx(2)
     assert (low, high) == pytest.approx((1, 4))

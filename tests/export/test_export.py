@@ -118,9 +118,10 @@ def test_gguf_says_how_text_is_split(tmp_path: Path, numbers: str, name: str | N
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers
     pattern = words + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     splits = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([splits, byte_level(use_regex=False)])
-    assert split_name(made, tmp_path) == name
+    for whole_words in (True, False):  # are taken as they are, which llama.cpp does where Llama 3 does
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=whole_words))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([splits, byte_level(use_regex=False)])
+        assert split_name(made, tmp_path) == (name if whole_words == (name == "llama-bpe") else None)
     made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([splits, byte_level()])  # split once more
     assert split_name(made, tmp_path) is None
 
@@ -145,6 +146,7 @@ def split_name(tokenizer: tokenizers.Tokenizer, folder: Path) -> str | None:
     [
         (None, {}, "gpt-2"),
         (tokenizers.normalizers.NFC(), {}, "gpt-2"),
+        (tokenizers.normalizers.Sequence([]), {}, "gpt-2"),
         (tokenizers.normalizers.Lowercase(), {}, None),
         (tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), tokenizers.normalizers.Lowercase()]), {}, None),
         (None, {"add_prefix_space": True}, None),
@@ -202,6 +204,15 @@ def test_settings_have_the_lookahead_by_batch_size_where_an_engine_takes_it():
     assert (sglang["speculative-num-steps"], sglang["speculative-num-draft-tokens"]) == (4, 5)
     flags = setup("llama.cpp", "t.gguf", 4, batches).command
     assert flags[flags.index("--spec-draft-n-max") + 1] == "4"
+
+
+@pytest.mark.parametrize(
+    ("batches", "longest", "schedule"), [({1: 2, 4: 3}, 2, {3: 2, 4: 2}), ({1: 0, 4: 3}, 4, None), ({}, 4, None)]
+)
+def test_tensorrts_first_lookahead_is_its_longest(batches: dict[int, int], longest: int, schedule: object):
+    """And not 0; it does not start with another table."""
+    found = yaml.safe_load(setup("trtllm", "t", 4, batches).files["trtllm.yaml"])["speculative_config"]
+    assert (found["max_draft_len"], found.get("draft_len_schedule")) == (longest, schedule)
 
 
 def test_the_studys_lookahead_is_set(small: Path, tmp_path: Path, capsys):

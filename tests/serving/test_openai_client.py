@@ -102,6 +102,13 @@ def test_a_conversation_goes_on_with_what_the_client_was_given(client):
         messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": f"And {turn}?"}]
 
 
+def test_two_limits_that_differ_are_refused(client):
+    asked = {"model": "zoo:target", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+    assert client.chat.completions.create(**asked, max_completion_tokens=5).usage.completion_tokens == 5
+    with pytest.raises(openai.BadRequestError, match="differ; send one"):
+        client.chat.completions.create(**asked, max_completion_tokens=6)
+
+
 def test_several_prompts_are_a_choice_each(client, models):
     prompts = ["The river", "The river", "A house"]
     options = {"max_tokens": 10, "temperature": 1.0, "seed": 4}

@@ -179,13 +179,17 @@ def half_sent(url: str, sent: bytes) -> socket.socket:
 
 
 def test_requests_must_arrive(models, monkeypatch):
-    """Nothing, half a head, half a body: closed; a whole request that takes longer to answer is not."""
+    """Nothing, half a head, half a body, also behind a whole request: closed; one that takes long to answer is not."""
     monkeypatch.setattr(connection, "WHOLE_S", 0.3)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n"
     with in_thread(*models) as (_, url):
         for sent in (b"", head, head + b"\r\n{"):
             with half_sent(url, sent) as half:
                 assert half.recv(1000) == b""
+        with half_sent(url, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + head + b"\r\n{") as half:
+            assert b"200 OK" in half.recv(1000)
+            while half.recv(1000):
+                pass
         with httpx.Client() as kept:
             for _ in range(2):
                 asked = {"model": "zoo:target", "prompt": "x"} | LONG | {"max_tokens": 600}
@@ -200,33 +204,49 @@ def test_connections_are_counted(models, monkeypatch):
             assert third.recv(1000) == b""
 
 
-@pytest.mark.parametrize("prompt", [[-1], [[]], ["a", 1], [[1], [-1]]], ids=str)
-def test_a_long_list_of_mistakes_is_left_at_the_first(prompt: list[object]):
-    with pytest.raises(ValidationError) as found:
-        CompletionRequest.model_validate({"model": "m", "prompt": prompt * 100_000})
-    assert found.value.error_count() == 1
-    with pytest.raises(ValidationError) as found:
-        CompletionRequest.model_validate({str(number): 1 for number in range(100_000)})
-    assert found.value.error_count() == 1
+MANY = {str(number): "" for number in range(100_000)}
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    "wrong",
+    [*({"prompt": one * 100_000} for one in ([-1], [[]], ["a", 1], [[1], [-1]])), {"prompt": "x", "logit_bias": MANY}],
+    ids=["numbers", "lists", "kinds", "numbers in lists", "names in an object"],
+)
+def test_a_long_list_of_mistakes_is_left_at_the_first(wrong: dict[str, object]):
+    for body in ({"model": "m"} | wrong, MANY):
+        with pytest.raises(ValidationError) as found:
+            CompletionRequest.model_validate(body)
+        assert found.value.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "said", "param"),
     [
-        (b"{", "the body is no JSON: Expecting property name"),
-        (b"[1]", "send a JSON object, with Content-Type: application/json"),
-        (b'{"model": "m", "prompt": 5}', "prompt: send text, token ids, or a list of either"),
-        (b'{"model": "m", "prompt": [4, -2]}', "prompt.1: Input should be greater than or equal to 0"),
-        (b'{"model": "m", "prompt": "x", "best": 1}', "this server does not take best"),
-        (b'{"model": "m", "prompt": "x", "temperature": "1"}', "temperature: Input should be a valid number"),
+        (b"{", "the body is no JSON: Expecting property name", None),
+        (b"[1]", "send a JSON object, with Content-Type: application/json", None),
+        (b'{"model": "m", "prompt": 5}', "prompt: send text, token ids, or a list of either", "prompt"),
+        (b'{"model": "m", "prompt": ""}', "prompt: String should have at least 1 character", "prompt"),
+        (b'{"model": "m", "prompt": [4, -2]}', "prompt.1: Input should be greater than or equal to 0", "prompt.1"),
+        (b'{"model": "m", "prompt": "x", "best": 1}', "this server does not take best", None),
+        (
+            b'{"model": "m", "prompt": "x", "temperature": "1"}',
+            "temperature: Input should be a valid number",
+            "temperature",
+        ),
+        (
+            b'{"model": "m", "prompt": "x", "logit_bias": {"5": 1}}',
+            "logit_bias: this server does not take 5",
+            "logit_bias",
+        ),
     ],
     ids=str,
 )
-def test_what_is_wrong_is_said(quiet_server: str, sent: bytes, said: str):
+def test_what_is_wrong_is_said(quiet_server: str, sent: bytes, said: str, param: str | None):
     headers = {"Content-Type": "application/json"}
     answer = httpx.post(f"{quiet_server}/v1/completions", content=sent, headers=headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(said)
+    assert answer.json()["error"]["param"] == param
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def said(path: Path, rows: Sequence[Record], chosen: Sequence[Output]) -> LiveRu
     file = Records.open(path, KIND, {})
     for row in rows:
         file.append(row)
-    return measured(path, chosen)
+    return measured(path, chosen, (SMALL, LARGE))
 
 
 def stalled_on_4() -> list[Record]:
@@ -119,8 +119,23 @@ def test_where_every_prompt_stalls_nothing_was_measured(tmp_path: Path):
     rows = [run(0, SMALL, 0.002, 0.002, 0.002), run(1, SMALL, 0.2, 0.002, 0.002)]
     rows += [run(0, LARGE, 0.2, 0.002, 0.002), run(1, LARGE, 0.002, 0.002, 0.002)]
     found = said(tmp_path / "both", rows, outputs(2))
-    assert found.by_way == {}
+    assert (found.by_way, found.lossless) == ({}, True)
     assert found.stalled == [("zoo", "books-0"), ("zoo", "books-1")]
+    assert said(tmp_path / "wrong", [*rows[:3], rows[3] | {"tie": False}], outputs(2)).lossless is False
+
+
+def test_one_prompt_that_is_left_says_nothing(tmp_path: Path):
+    """Its interval would have no width."""
+    rows = [row for row in calm((SMALL,)) if row["id"] == "books-0"]
+    assert SMALL in said(tmp_path / "one", rows, outputs(1)).by_way
+    found = said(tmp_path / "two", [*rows, run(1, SMALL, 0.002, 0.2, 0.002)], outputs(2))
+    assert (found.by_way, found.stalled) == ({}, [("zoo", "books-1")])
+
+
+def test_ways_of_another_plan_do_not_count(tmp_path: Path):
+    """Nobody takes their stalls again."""
+    other = [run(at, Way("2x192", 4), 0.5 if at < 2 else 0.003, one, one) for at, one in enumerate(PLAIN_S)]
+    assert said(tmp_path / "more", [*other, *calm()], outputs()) == said(tmp_path / "calm", calm(), outputs())
 
 
 def test_outputs_of_stalled_runs_are_compared_too(tmp_path: Path):
@@ -138,12 +153,14 @@ def test_prompts_of_another_plan_do_not_count(tmp_path: Path):
 
 
 class Machine:
-    """Runs nothing, and takes as long as it is told; a plain token takes 1 s."""
+    """Runs nothing, and takes as long as it is told; a plain token takes 1 s, but on some prompts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Output, int], float]):
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Output, int], float], slow: Sequence[str] = ()
+    ):
         self.times: dict[str, int] = {}
         self.seconds = seconds
-        monkeypatch.setattr(live, "_state", lambda *_: MachineState(1.0))
+        monkeypatch.setattr(live, "_state", lambda _, output, __: MachineState(50.0 if output.id in slow else 1.0))
         monkeypatch.setattr(live, "_decode", self.decode)
 
     def decode(self, target: object, output: Output, *_: object) -> Record:
@@ -161,7 +178,7 @@ def test_what_stalls_is_taken_again_and_nothing_else(tmp_path: Path, monkeypatch
     assert list(machine.run(tmp_path / "live", outputs())) == [0, 1, 2, 3, 4, 5, 6, 6]
     assert machine.times == {f"books-{at}": int(at == 0) for at in range(6)}
     assert list(machine.run(tmp_path / "live", outputs())) == [6]
-    found = measured(tmp_path / "live", outputs())
+    found = measured(tmp_path / "live", outputs(), [SMALL])
     assert (found.stalled, found.by_way[SMALL].speed_up) == ([], 2 / 1.5)
 
 
@@ -174,8 +191,18 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_stays_disturbed_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    machine = Machine(monkeypatch, lambda output, _: 50.0 if output.id == "books-3" else 1.5)
+    machine = Machine(monkeypatch, lambda *_: 1.5, slow=["books-3"])
     for _ in range(2):
         list(machine.run(tmp_path / "live", outputs()))
     assert machine.times["books-3"] == AGAIN
-    assert measured(tmp_path / "live", outputs()).stalled == [("zoo", "books-3")]
+    assert measured(tmp_path / "live", outputs(), [SMALL]).stalled == [("zoo", "books-3")]
+
+
+def test_what_takes_as_long_every_time_between_calm_runs_is_so_by_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    machine = Machine(monkeypatch, lambda output, _: 50.0 if output.id == "books-3" else 1.5)
+    list(machine.run(tmp_path / "live", outputs()))
+    assert machine.times["books-3"] == AGAIN
+    found = measured(tmp_path / "live", outputs(), [SMALL])
+    assert (found.stalled, found.by_way[SMALL].speed_up) == ([], 12 / (5 * 1.5 + 50))

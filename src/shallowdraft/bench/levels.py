@@ -1,7 +1,7 @@
 """What follows from the records of a server that was asked: figures at every concurrency, and against another server.
 
-Tokens a second are those of all requests over the seconds in which any was under way: a request's share of them is what
-its seconds come to when those it shared with n - 1 others count as an nth.
+Tokens a second are those of the requests that were answered over their share of the time that passed: seconds in which
+n were under way count as an nth. Where none failed, that is all tokens over the seconds in which any was under way.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from shallowdraft.errors import RecordError
 from shallowdraft.intervals import bootstrap
 from shallowdraft.records import Record, Records
 
-KIND = "server runs"
+KIND = "requests of a server"
 
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
@@ -53,8 +53,6 @@ def summarise(path: Path) -> list[Level]:
     if not levels:
         errors = [row["error"] for row in rows if "error" in row]
         raise RecordError(f"{path}: holds no answer of the server" + (f"; it said: {errors[-1]}" if errors else ""))
-    if any("share_s" not in row for row in rows if "tokens" in row):
-        raise RecordError(f"{path}: does not say what requests were under way together; remove it and measure again")
     return [_summary(many, [row for row in rows if row["concurrency"] == many]) for many in levels]
 
 
@@ -122,11 +120,11 @@ def speed_up(path: Path, plain: Path, concurrency: int) -> tuple[float, Interval
 
 
 def _by_id(path: Path, concurrency: int) -> dict[tuple[str, str], Floats]:
-    """Tokens and seconds of each prompt's answers."""
+    """Tokens and share of the time of each prompt's answers."""
     found: dict[tuple[str, str], Floats] = {}
     for row in Records.read(path, KIND):
         if "tokens" in row and row["concurrency"] == concurrency:
-            key, once = (row["set"], row["id"]), np.array([row["tokens"], row["total_s"]], float)
+            key, once = (row["set"], row["id"]), np.array([row["tokens"], row["share_s"]], float)
             found[key] = found[key] + once if key in found else once
     return found
 

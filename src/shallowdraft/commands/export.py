@@ -44,7 +44,7 @@ class Export(Command):
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 
     def run(self) -> int:
-        from shallowdraft.export.engines import BY_BATCH
+        from shallowdraft.export.engines import followed
         from shallowdraft.export.export import export
 
         if self.dtype == "int8":
@@ -58,8 +58,8 @@ class Export(Command):
             return 0
         print(f"{self.out}: {self.draft} for {self.engine}, vocabulary {made.vocabulary}")
         print(f"lookahead {advice.lookahead}{_known(advice)}")
-        if advice.by_batch and self.engine in BY_BATCH:
-            print("by batch size: " + ", ".join(f"{batch}: {d}" for batch, d in advice.by_batch.items()))
+        if by_batch := followed(self.engine, advice.by_batch):
+            print("by batch size: " + ", ".join(f"{batch}: {d}" for batch, d in by_batch.items()))
         print(f"start it: cd {shlex.quote(self.out)} && {made.command}")
         return 0
 

@@ -180,11 +180,9 @@ def show(found: "Found", target: str, out: str) -> None:
         f"the rest {fall.rest:.2f}",
         soft_wrap=True,
     )
-    if any(row.live for row in found.rows):
-        same = all(row.live.lossless for row in found.rows if row.live)
-        console.print(
-            "outputs with every draft are those without" if same else "[red]outputs differ, see live.jsonl[/red]"
-        )
+    if found.lossless is not None:
+        same, differ = "outputs with every draft are those without", "[red]outputs differ, see live.jsonl[/red]"
+        console.print(same if found.lossless else differ)
     if found.stalled:
         console.print(
             f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured",

@@ -24,8 +24,6 @@ FAMILIES: dict[Engine, tuple[str, ...]] = {
     "transformers": (*_COMMON, "opt"),
 }
 """Whose drafts an engine runs and we write for it."""
-BY_BATCH: tuple[Engine, ...] = ("vllm", "trtllm")
-"""Those that take lookaheads by batch size."""
 
 _GENERATE = (
     "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
@@ -46,6 +44,7 @@ class Setup:
 
 def setup(engine: Engine, target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
     """For the draft in the folder and a target, which is a path or a hub id."""
+    by_batch = followed(engine, by_batch)
     if engine == "vllm":
         return _vllm(target, lookahead, by_batch)
     if engine == "sglang":
@@ -55,6 +54,14 @@ def setup(engine: Engine, target: str, lookahead: int, by_batch: dict[int, int])
     if engine == "llama.cpp":
         return _llama_cpp(target, lookahead)
     return Setup(["python", "-c", _GENERATE.format(target=target, draft=DRAFT)])
+
+
+def followed(engine: Engine, by_batch: dict[int, int]) -> dict[int, int]:
+    """The lookaheads by batch size that an engine takes: TensorRT-LLM none that is longer than the first."""
+    if engine == "vllm":
+        return by_batch
+    first = by_batch.get(1, 0) if engine == "trtllm" else 0
+    return {batch: min(d, first) for batch, d in by_batch.items()} if first else {}
 
 
 def line(made: Setup) -> str:
@@ -93,7 +100,7 @@ def _sglang(target: str, lookahead: int) -> Setup:
 def _trtllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
     config = {"decoding_type": "Draft_Target", "speculative_model": DRAFT, "max_draft_len": lookahead}
     if by_batch:  # each holds up to its batch size, and beyond the last one there is no speculation
-        config["max_draft_len"] = max(lookahead, *by_batch.values())
+        config["max_draft_len"] = by_batch[1]
         config["draft_len_schedule"] = {end: d for _, end, d in _ranges(by_batch)}
     options = {"speculative_config": config, "disable_overlap_scheduler": True}
     return Setup(["trtllm-serve", target, "--config", "trtllm.yaml"], {"trtllm.yaml": _yaml(options)})

@@ -141,7 +141,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) -> 
     writer.add_tokenizer_pre(tokenizer.split)
     writer.add_token_list([names.get(index, f"[PAD{index}]") for index in range(size)])
     writer.add_token_types([_kind(index, names, added) for index in range(size)])
-    gguf.SpecialVocab(tokenizer.folder, load_merges=True, n_vocab=size).add_to_gguf(writer, quiet=True)
+    special = gguf.SpecialVocab(tokenizer.folder, load_merges=True, n_vocab=size)
+    special.add_special_token.setdefault("bos", False)  # llama.cpp would add one where Llama 3 has it
+    special.add_to_gguf(writer, quiet=True)
 
 
 def _kind(index: int, names: dict[int, str], added: dict[int, dict[str, object]]) -> gguf.TokenType:
@@ -152,14 +154,15 @@ def _kind(index: int, names: dict[int, str], added: dict[int, dict[str, object]]
 
 def _split(content: dict[str, Any]) -> str | None:
     """llama.cpp's name for how text is split; None where it is changed before, or split as nothing there does."""
-    steps = content.get("pre_tokenizer") or {}
+    steps, model = content.get("pre_tokenizer") or {}, content.get("model", {})
     *before, last = steps.get("pretokenizers") or [steps]
     normalizer = content.get("normalizer") or {"type": "NFC"}
-    if content.get("model", {}).get("type") != "BPE" or normalizer.get("type") != "NFC":
+    if any(one.get("type") != "NFC" for one in normalizer.get("normalizers", [normalizer])):
         return None
-    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+    if model.get("type") != "BPE" or last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
-    if not before:
-        return "gpt-2" if last.get("use_regex", True) else None
-    pattern = before[0].get("pattern", {}).get("Regex")
-    return _SPLITS.get(pattern) if len(before) == 1 and not last.get("use_regex", True) else None
+    if last.get("use_regex", True) != (not before) or len(before) > 1:
+        return None
+    name = _SPLITS.get(before[0].get("pattern", {}).get("Regex")) if before else "gpt-2"
+    whole_words = bool(model.get("ignore_merges"))  # are taken as they are; llama.cpp does so for Llama 3 alone
+    return name if whole_words == (name == "llama-bpe") else None

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 def launched() -> int:
     """How many torchrun started, joined or not."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ["WORLD_SIZE"]) if "LOCAL_RANK" in os.environ else 1
 
 
 def join(device: torch.device) -> torch.device:

@@ -66,7 +66,7 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
         _require(asked, target.name)
         messages = [message.plain() for message in asked.messages]
         ids = await run_in_threadpool(lambda: _within(limits, token_ids(target, target.encode_chat(messages))))
-        return await answer("chat", asked, [ids], asked.max_completion_tokens or asked.max_tokens, request)
+        return await answer("chat", asked, [ids], asked.limit, request)
 
     async def answer(
         kind: Kind, asked: Request, prompts: list[list[int]], tokens: int | None, request: HttpRequest

@@ -64,7 +64,7 @@ class Scheduler:
         self._reading = False  # a prompt, which is neither
         self._changed = threading.Condition()
         self._ended: Future[None] | None = None
-        self.stopping = False
+        self.stopping = self._given_up = False
         metrics.waiting.set_function(lambda: len(self._waiting))
         metrics.running.set_function(lambda: len(self._running) + self._reading)
 
@@ -75,7 +75,7 @@ class Scheduler:
 
     @property
     def healthy(self) -> bool:
-        return self._ended is not None and not self._ended.done() and not self.stopping
+        return self._ended is not None and not self._given_up and not self.stopping
 
     @property
     def error(self) -> BaseException | None:
@@ -112,6 +112,7 @@ class Scheduler:
                     self._start_again()
         finally:  # reached by an error only if not even a new batch could be made
             with self._changed:
+                self._given_up = True
                 self._give_up(self._waiting)
                 self._waiting.clear()
 
@@ -139,18 +140,16 @@ class Scheduler:
             return bool(self._waiting or self._running)
 
     def _admit(self) -> None:
-        """Let those leave for whom nobody waits, and others join: one an iteration while some run, lest they wait."""
+        """Let those leave for whom nobody waits, and one join: while its prompt is read, the rows that run wait."""
         self._let_go([row for row, ticket in self._running.items() if ticket.cancelled])
-        free = self._most_rows - len(self._running)
-        for _ in range(min(free, 1) if self._running else free):
-            with self._changed:
-                if not self._waiting:
-                    return
-                ticket, self._reading = self._waiting.popleft(), True
-            try:
-                self._join(ticket)
-            finally:
-                self._reading = False
+        with self._changed:
+            if not self._waiting or len(self._running) == self._most_rows:
+                return
+            ticket, self._reading = self._waiting.popleft(), True
+        try:
+            self._join(ticket)
+        finally:
+            self._reading = False
 
     def _join(self, ticket: Ticket) -> None:
         try:

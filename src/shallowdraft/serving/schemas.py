@@ -19,6 +19,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from shallowdraft.errors import PromptError
+
 LONGEST_NAME = 40  # that a message repeats
 
 T = TypeVar("T")
@@ -32,12 +34,12 @@ One = Annotated[StrictFloat, Field(ge=1, le=1)]
 
 def _form(given: Any) -> str | None:
     """Which of a field's forms is meant."""
-    return "text" if isinstance(given, str) else "list" if isinstance(given, list) else None
+    return "string" if isinstance(given, str) else "list" if isinstance(given, list) else None
 
 
 def _deep_form(given: Any) -> str | None:
     """Likewise, of a list by its first element."""
-    deeper = {"text": "texts", "list": "lists"}
+    deeper = {"string": "strings", "list": "lists"}
     return deeper.get(_form(given[0]) or "", "list") if isinstance(given, list) and given else _form(given)
 
 
@@ -46,14 +48,14 @@ def _one_of(what: str, form: Callable[[Any], str | None] = _form) -> Discriminat
 
 
 Prompt = Annotated[
-    Annotated[Text, Tag("text")]
+    Annotated[Text, Tag("string")]
     | Annotated[Some[TokenId], Tag("list")]
-    | Annotated[Some[Text], Tag("texts")]
+    | Annotated[Some[Text], Tag("strings")]
     | Annotated[Some[Some[TokenId]], Tag("lists")],
     _one_of("text, token ids, or a list of either", _deep_form),
 ]
 Stop = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[Text], Field(max_length=4, fail_fast=True), Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[Text], Field(max_length=4, fail_fast=True), Tag("list")],
     _one_of("a string, or a list of up to four"),
 ]
 
@@ -80,6 +82,10 @@ class StreamOptions(Schema):
     """How to stream."""
 
     include_usage: StrictBool = False
+
+
+class Nothing(Schema):
+    """An empty object."""
 
 
 class PlainText(Schema):
@@ -110,7 +116,7 @@ class Request(Schema):
     presence_penalty: Zero | None = None
     repetition_penalty: One | None = None
     min_p: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Nothing | None = None
     response_format: PlainText | None = None
 
     @property
@@ -142,7 +148,7 @@ class TextPart(Schema):
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("list")],
+    Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("list")],
     _one_of("text, or a list of text parts"),
 ]
 
@@ -166,3 +172,11 @@ class ChatRequest(Request):
     max_completion_tokens: Count | None = None
     logprobs: Literal[False] | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=0)] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """On new tokens, by either name."""
+        given = {self.max_completion_tokens, self.max_tokens} - {None}
+        if len(given) > 1:
+            raise PromptError("max_tokens and max_completion_tokens differ; send one of them")
+        return next(iter(given), None)

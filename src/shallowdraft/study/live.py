@@ -20,14 +20,14 @@ from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.traces import Output
-from shallowdraft.study.stalls import Key, key_of, stalled
+from shallowdraft.study.stalls import Key, Stall, key_of, stalled
 
 KIND = "live runs"
 AGAIN = 2  # times that a run is taken again which stalls
 
 Run = tuple[Key, int, Way]
 """Prompt, round and way."""
-Attempts = list[tuple[Record, bool]]
+Attempts = list[tuple[Record, Stall]]
 """Of a run, in the order in which they were made, each with whether it stalled."""
 
 
@@ -83,7 +83,7 @@ def _never_run(attempts: Attempts) -> bool:
 
 def _to_take_again(attempts: Attempts) -> bool:
     """Every attempt stalled, and there were not too many."""
-    return all(far for _, far in attempts) and len(attempts) <= AGAIN
+    return all(stall for _, stall in attempts) and len(attempts) <= AGAIN
 
 
 def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, Attempts]:
@@ -91,8 +91,8 @@ def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, At
     contexts = {output.key[:2]: len(output.prompt) + len(output.output) / 2 for output in outputs}
     rows = [row for row in file if key_of(row) in contexts]
     found: dict[Run, Attempts] = {}
-    for row, far in zip(rows, stalled(rows, contexts), strict=True):
-        found.setdefault((key_of(row), row["round"], Way.of(row)), []).append((row, far))
+    for row, stall in zip(rows, stalled(rows, contexts), strict=True):
+        found.setdefault((key_of(row), row["round"], Way.of(row)), []).append((row, stall))
     return found
 
 
@@ -143,31 +143,39 @@ class LiveRuns:
     """Of ways that were run on every prompt."""
     stalled: list[Key] = field(default_factory=list)
     """Prompts that no way counts: one of them stalled there, however often it was taken again."""
+    lossless: bool | None = None
+    """Every output is the trace's, but for ties of rounding; None where nothing was run."""
 
 
-def measured(path: Path, outputs: Sequence[Output]) -> LiveRuns:
-    """Of these prompts; speed-ups are ratios of sums over them, their intervals a bootstrap."""
+def measured(path: Path, outputs: Sequence[Output], ways: Sequence[Way]) -> LiveRuns:
+    """Of these prompts and ways; speed-ups are ratios of sums over prompts, their intervals a bootstrap."""
     made: dict[Way, dict[Key, list[Attempts]]] = {}
     for (key, _, way), attempts in _attempts(Records.read(path, KIND), outputs).items():
         made.setdefault(way, {}).setdefault(key, []).append(attempts)
     keys = [output.key[:2] for output in outputs]
-    whole = {way: by_prompt for way, by_prompt in made.items() if by_prompt.keys() == set(keys)}
+    whole = {way: made[way] for way in ways if way in made and made[way].keys() == set(keys)}
     lost = [key for key in keys if any(_sound(one) is None for its in whole.values() for one in its[key])]
-    if len(lost) == len(keys):
-        return LiveRuns({}, lost)
-    return LiveRuns({way: _measured(by_prompt, lost) for way, by_prompt in whole.items()}, lost)
+    enough = not lost or len(keys) - len(lost) > 1  # of one prompt that is left nobody knows how sure it is
+    found = {way: _measured(by_prompt, lost) for way, by_prompt in whole.items()} if enough else {}
+    same = [_lossless(by_prompt) for by_prompt in whole.values()]
+    return LiveRuns(found, lost, all(same) if same else None)
 
 
 def _sound(attempts: Attempts) -> Record | None:
-    """The first that did not stall."""
-    return next((row for row, far in attempts if not far), None)
+    """The first that did not stall; of those that take so long whenever they are run between calm ones, the first."""
+    if len(attempts) > AGAIN and all(stall == "seeming" for _, stall in attempts):
+        return attempts[0][0]
+    return next((row for row, stall in attempts if not stall), None)
+
+
+def _lossless(by_prompt: Mapping[Key, list[Attempts]]) -> bool:
+    """Outputs are compared in all runs, those that stalled too."""
+    return all(row["tie"] for its in by_prompt.values() for attempts in its for row, _ in attempts)
 
 
 def _measured(by_prompt: Mapping[Key, list[Attempts]], lost: Sequence[Key]) -> Measured:
-    """Outputs are compared in all runs, times in those that count."""
-    lossless = all(row["tie"] for its in by_prompt.values() for attempts in its for row, _ in attempts)
     kept = {key: [row for one in its if (row := _sound(one))] for key, its in by_prompt.items() if key not in lost}
-    return _compare(kept, lossless=lossless)
+    return _compare(kept, lossless=_lossless(by_prompt))
 
 
 def _compare(by_prompt: Mapping[Key, list[Record]], *, lossless: bool) -> Measured:

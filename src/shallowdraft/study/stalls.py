@@ -1,11 +1,13 @@
 """Stalls: live runs during which somebody else had the machine, seen from all runs of the same prompts.
 
-A run stalled if a plain run beside it took far longer a token than plain runs usually do, or if it took far longer
-itself, both a token and an iteration: where little is accepted a token takes long, where much is proposed an iteration.
+A run stalled if a plain run beside it took far longer a token than plain runs usually do. It seems to have stalled if
+it took far longer itself, both a token and an iteration: where little is accepted a token takes long, where much is
+proposed an iteration. Where both are so by nature, as with long copies that are refused, it takes as long again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
+from typing import Literal
 
 from shallowdraft.decoding.ways import Way
 from shallowdraft.records import Record
@@ -14,15 +16,16 @@ FAR = 4.0  # times as long as usual; placements of the cores make 1.5 (decision 
 
 Key = tuple[str, str]
 """Set and id of a prompt."""
+Stall = Literal["", "seeming", "sure"]
 
 
 def key_of(row: Record) -> Key:
     return row["set"], row["id"]
 
 
-def stalled(rows: Sequence[Record], contexts: Mapping[Key, float]) -> list[bool]:
+def stalled(rows: Sequence[Record], contexts: Mapping[Key, float]) -> list[Stall]:
     """Of live runs, whether each did; contexts are the tokens before a new one."""
-    found = _far(rows, _plain_s, contexts)
+    found: list[Stall] = ["sure" if far else "" for far in _far(rows, _plain_s, contexts)]
     by_way: dict[Way, list[int]] = {}
     for number, row in enumerate(rows):
         by_way.setdefault(Way.of(row), []).append(number)
@@ -30,7 +33,8 @@ def stalled(rows: Sequence[Record], contexts: Mapping[Key, float]) -> list[bool]
         own = [rows[number] for number in numbers]
         far = zip(_far(own, _token_s, contexts), _far(own, _iteration_s, contexts), strict=True)
         for number, both in zip(numbers, far, strict=True):
-            found[number] |= all(both)
+            if all(both) and not found[number]:
+                found[number] = "seeming"
     return found
 
 

@@ -88,6 +88,8 @@ class Study:
     """Who could not be used, and why."""
     stalled: list[str] = field(default_factory=list)
     """Prompts, with their sets, that were left out of what was measured live: the machine stalled on them."""
+    lossless: bool | None = None
+    """Every output of live runs is that of plain decoding, but for ties of rounding; None where nothing was run."""
 
     @property
     def verdict(self) -> str:
@@ -125,6 +127,7 @@ class Study:
             ],
             "failed": self.failed,
             "stalled": self.stalled,
+            "lossless": self.lossless,
         }
 
 
@@ -156,7 +159,8 @@ def study(
     rows = [row for row, _ in ranked]
     met = [row.live.plain_tokens_per_s for row in rows if row.live]
     stalled = [" ".join(key) for key in live.stalled]
-    result = Study(rows, median(met) if met else 1 / profile.plain_s(trace.mean_context), left_out, stalled)
+    plain_tokens_per_s = median(met) if met else 1 / profile.plain_s(trace.mean_context)
+    result = Study(rows, plain_tokens_per_s, left_out, stalled, live.lossless)
     write_whole(folder / "study.json", json.dumps(result.to_json(), indent=2) + "\n")
     return result
 
@@ -279,7 +283,7 @@ def _verified(
     options, ways = {proposer.whose: proposer.options for proposer, _ in chosen}, [way for _, way in chosen]
     steps = run_live(target, options, ways, outputs, path, max_new_tokens=plan.max_new_tokens, rounds=1, about=setting)
     follow("running the best live", steps, len(outputs) * len(ways))
-    return measured(path, outputs)
+    return measured(path, outputs, ways)
 
 
 def spread(outputs: Sequence[Output], count: int) -> list[Output]:
