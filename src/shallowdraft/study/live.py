@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.decoding.generation import Options, generate
+from shallowdraft.decoding.generation import Generation, Options, generate
 from shallowdraft.decoding.timing import MachineState, state_of
 from shallowdraft.decoding.ways import Way, Whose
 from shallowdraft.intervals import bootstrap
@@ -98,13 +98,19 @@ def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, At
 
 def _state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
     """Decode plainly."""
-    stats = generate(target, output.prompt, max_new_tokens=max_new_tokens).stats
+    stats = _generated(target, output, {"max_new_tokens": max_new_tokens}).stats
     return state_of(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
 
 
+def _generated(target: Model, output: Output, options: Options) -> Generation:
+    """On a GPU by the second of two runs: the first may compile kernels and capture iterations."""
+    if target.device.type == "cuda":
+        generate(target, output.prompt, **options)
+    return generate(target, output.prompt, **options)
+
+
 def _decode(target: Model, output: Output, options: Options, max_new_tokens: int) -> Record:
-    options["max_new_tokens"] = max_new_tokens
-    run = generate(target, output.prompt, **options)
+    run = _generated(target, output, options | {"max_new_tokens": max_new_tokens})
     difference = explain(target, output.prompt, output.output, run.token_ids)
     return {
         "emitted": run.stats.emitted,
