@@ -117,6 +117,7 @@ def test_what_cannot_be_split_is_refused(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(OptionError, match="torchrun"):
         sd.load("zoo:target", parallel=True)
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     for shape, dtype, why in (
         (NAMED["t5-small"], None, "encoder"),
         (parse("2x96/6h/96"), "int8", "int8"),

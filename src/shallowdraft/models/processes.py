@@ -1,6 +1,7 @@
 """The processes that torchrun started together. Without torchrun there is one, and every function says so."""
 
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -40,3 +41,6 @@ def is_first() -> bool:
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+        # gloo's threads take the interpreter's lock to let go of the last tensors;
+        # one that asks for it when the interpreter has begun to end aborts the process.
+        time.sleep(0.2)
