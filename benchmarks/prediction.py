@@ -92,7 +92,7 @@ def main() -> None:
         for of_set in given.sets:
             trace = traced(target, of_set, given, folder)
             runs = live(target, drafts, trace, given, folder / f"{of_set}-live.jsonl")
-            for draft, model in drafts.items():
+            for draft, model in drafts.items() if runs else ():
                 found, cells = replay(model, trace), []
                 for d in range(1, given.lookaheads + 1):
                     run = runs[Way(draft, d)]

@@ -38,7 +38,9 @@ class Records:
             raise RecordError(f"{path}: there is no such file")
         header = next(_lines(path), None)
         if header is None or header.get("kind") != kind:
-            raise RecordError(f"{path}: this is no {kind}; its first line should say so")
+            raise RecordError(
+                f"{path}: this is no {kind}, as its first line should say; name another file, or remove it"
+            )
         if header.get("schema") != SCHEMA:
             raise RecordError(f"{path}: written as version {header.get('schema')}, this package reads {SCHEMA}")
         return cls(path, header)

@@ -24,7 +24,7 @@ from shallowdraft.bench.levels import KIND, speed_up, summarise
 from shallowdraft.cli import main
 from shallowdraft.commands.bench import _without_key
 from shallowdraft.errors import RecordError, ServerError
-from shallowdraft.records import Records
+from shallowdraft.records import Record, Records
 
 MODEL, KEY, LOOKAHEAD, TOKENS = "zoo:target", "a secret", 2, 8
 PREFIX = "vllm:spec_decode_num_"
@@ -241,13 +241,18 @@ def test_tokens_a_second_are_of_the_time_that_passed(monkeypatch):
     assert (long, short, clock.end() - last) == (3, 1, 1)
 
 
+def answered(many: int, number: int, prompt: str, share_s: float, in_run: int = 8) -> Record:
+    """Ten tokens; half of the requests that were under way were others."""
+    key = {"concurrency": many, "round": number, "set": "s", "id": prompt, "in_run": in_run}
+    times = {"total_s": 2 * share_s, "share_s": share_s, "arrivals_s": [share_s, 2 * share_s]}
+    return key | times | {"tokens": 10, "speculation": None}
+
+
 def test_an_answer_more_takes_none_away(tmp_path: Path):
     """Prompts that were answered once and twice; what they took and wrote adds up."""
     file = Records.open(tmp_path / "out.jsonl", KIND, {})
-    for number, prompt, tokens, share_s in [(0, "a", 10, 1.0), (1, "a", 10, 1.0), (0, "b", 10, 8.0)]:
-        answer = {"tokens": tokens, "total_s": 2 * share_s, "share_s": share_s, "arrivals_s": [share_s, 2 * share_s]}
-        key = {"concurrency": 4, "round": number, "set": "s", "id": prompt}
-        file.append(key | answer | {"speculation": None})
+    for number, prompt, share_s in [(0, "a", 1.0), (1, "a", 1.0), (0, "b", 8.0)]:
+        file.append(answered(4, number, prompt, share_s))
     (level,) = summarise(file.path)
     assert (level.requests, level.tokens_per_s, level.under_way) == (3, 3, 2)
     assert (level.ttft_s, level.between_s) == (1, pytest.approx(10 / 27))
@@ -270,11 +275,31 @@ def test_a_server_against_another(tmp_path: Path):
     for name, seconds in times.items():
         file = Records.open(tmp_path / name, KIND, {})
         for prompt, share_s in seconds.items():
-            file.append({"concurrency": 1, "round": 0, "set": "s", "id": prompt, "tokens": 15, "share_s": share_s})
+            file.append(answered(1, 0, prompt, share_s))
     found, (low, high) = speed_up(tmp_path / "fast", tmp_path / "slow", 1)
     assert found == pytest.approx(2)
     assert (low, high) == pytest.approx((1, 4))
     assert speed_up(tmp_path / "fast", tmp_path / "slow", 2) is None
+
+
+def test_requests_that_shared_the_time_with_others_are_not_compared(tmp_path: Path):
+    """One of two servers that are alike was asked twice as much: the share of what both answered is half."""
+    for name, rounds in (("much", 2), ("little", 1)):
+        file = Records.open(tmp_path / name, KIND, {})
+        for number in range(rounds):
+            file.append(answered(2, number, "a", 1.0 / rounds))
+    assert speed_up(tmp_path / "much", tmp_path / "little", 2) is None
+
+
+def test_what_was_asked_again_alone_takes_no_time_of_the_others(tmp_path: Path):
+    for name, (share_s, in_run) in {"whole": (0.5, 4), "again": (1.0, 1)}.items():
+        file = Records.open(tmp_path / name, KIND, {})
+        for prompt in "abc":
+            file.append(answered(2, 0, prompt, 0.5, 4))
+        file.append(answered(2, 0, "d", share_s, in_run))
+    (level,) = summarise(tmp_path / "again")
+    assert (level.requests, level.tokens_per_s, level.under_way) == (4, 20, 2)
+    assert speed_up(tmp_path / "whole", tmp_path / "again", 2) == (1, (1, 1))
 
 
 def test_a_file_begun_without_a_draft_is_of_another_server(served, tmp_path: Path, capsys):

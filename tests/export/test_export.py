@@ -17,7 +17,7 @@ import yaml
 
 import shallowdraft as sd
 from shallowdraft.cli import main
-from shallowdraft.errors import UnsupportedModelError
+from shallowdraft.errors import RecordError, UnsupportedModelError
 from shallowdraft.export.advice import Advice, advise
 from shallowdraft.export.engines import setup
 from shallowdraft.export.export import export
@@ -270,6 +270,14 @@ def test_one_prompt_alone_is_not_drafted_for_where_that_is_slower(
     assert found.by_batch == {1: first, 4: 1}
     assert found.lookahead == 1
     assert found.interval == (live and (live - 0.2, live + 0.2))
+
+
+def test_batches_that_were_timed_with_less_than_the_study_looked_ahead(tmp_path: Path):
+    run = timed_run(tmp_path / "run", 1.2, None)
+    far = {"drafter": "model", "draft": "zoo:2x192", "tar": {"2": 1.9, "3": 2.2}}
+    Records.read(run / "replays.jsonl", REPLAYS).append(far)
+    with pytest.raises(RecordError, match="profile --draft zoo:2x192 --lookaheads 2 --batches 4"):
+        advise(run, "zoo:target", "zoo:2x192")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers"])

@@ -147,7 +147,7 @@ def make_server(
     for many in (1, 2):
         for number, of_set in product(range(3), sets):
             counted = None if tar is None else _counted(tar)
-            place = {"concurrency": many, "round": 0, "set": of_set, "id": str(number)}
+            place = {"concurrency": many, "in_run": 3 * len(sets), "round": 0, "set": of_set, "id": str(number)}
             times = {"arrivals_s": [0.1, total_s * (1 + number / 50)], "total_s": total_s * (1 + number / 50)}
             times["share_s"] = times["total_s"] / many
             file.append(place | times | {"tokens": 20, "speculation": counted})

@@ -197,7 +197,10 @@ def test_prompts_that_were_left_out_are_named(tmp_path: Path):
     assert make([read_run(folder)]).warnings == []
     study = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps(study | {"stalled": ["zoo books-4"]}))
-    assert "The machine stalled on zoo books-4: left out of what was measured." in render(make([read_run(folder)]))
+    run = read_run(folder)
+    said = f"The machine stalled on zoo books-4: left out of what was measured. To measure again, remove {folder}/live."
+    assert said in render(make([run]))
+    assert f"run: {said}" in render(make([run, read_run(make_run(tmp_path / "calm"))]))
 
 
 def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
@@ -238,7 +241,11 @@ def test_a_server_beside_the_prediction(tmp_path: Path):
         "tokens an iteration are at most 2\N{NO-BREAK SPACE}% off the replayed ones."
     )
     rows = {(line[0], line[1]): line for line in gains.table.rows}
-    assert set(rows) == {(name, many) for name in ("drafted", "unknown") for many in (1, 2)}
+    assert set(rows) == {("drafted", 1), ("drafted", 2), ("unknown", 1)}  # two at once: of other prompts
+    assert gains.note.endswith(
+        "Left out, as no server without a draft answered the same requests: "
+        "other, 1 at once; other, 2 at once; unknown, 2 at once."
+    )
     predicted = next(one for one in row.curve if one.lookahead == 2)
     assert rows["drafted", 1][7] == pytest.approx(tar / predicted.iteration.total_s * predicted.plain_s)
     assert rows["drafted", 1][8:] == pytest.approx((1.02 * tar, tar))

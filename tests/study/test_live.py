@@ -19,7 +19,7 @@ from shallowdraft.study import live
 from shallowdraft.study.forecast import forecast_at
 from shallowdraft.study.live import AGAIN, KIND, LiveRuns, measured, run_live
 
-SMALL, LARGE = Way("1x256", 1), Way("4x128", 1)
+SMALL, LARGE, COPIES = Way("1x256", 1), Way("4x128", 1), Way("", 8, "ngram")
 PLAIN_S = (0.0020, 0.0022, 0.0021, 0.0025, 0.0023, 0.0024)
 TOKENS, ITERATIONS = 60, 40
 
@@ -41,7 +41,7 @@ def run(at: int, way: Way, iteration_s: float, *plain_s: float, **more: object) 
 
 def calm(ways: Sequence[Way] = (SMALL, LARGE)) -> list[Record]:
     """Every prompt as it is on a machine of one's own: an iteration takes 1.2 or 1.3 plain tokens."""
-    ratios = {SMALL: 1.3, LARGE: 1.2}
+    ratios = {SMALL: 1.3, LARGE: 1.2, COPIES: 1.1}
     return [run(at, way, ratios[way] * one, one, one) for at, one in enumerate(PLAIN_S) for way in ways]
 
 
@@ -49,7 +49,7 @@ def said(path: Path, rows: Sequence[Record], chosen: Sequence[Output]) -> LiveRu
     file = Records.open(path, KIND, {})
     for row in rows:
         file.append(row)
-    return measured(path, chosen, (SMALL, LARGE))
+    return measured(path, chosen, (SMALL, LARGE, COPIES))
 
 
 def stalled_on_4() -> list[Record]:
@@ -106,13 +106,20 @@ def test_an_undisturbed_run_is_what_its_sums_say(tmp_path: Path):
     ("odd", "longest"),
     [
         (run(5, SMALL, 0.0026, 0.002, 0.002, emitted=10, iterations=TOKENS), 100),  # nothing accepted
-        (run(5, SMALL, 0.02, 0.002, 0.002, emitted=400), 100),  # much proposed, and accepted
+        (run(5, COPIES, 0.02, 0.002, 0.002, emitted=400), 100),  # much proposed, and accepted
         (run(5, SMALL, 0.0182, 0.014, 0.014), 1000),  # ten times as much text to look at
     ],
 )
 def test_prompts_that_are_slow_by_nature_are_kept(tmp_path: Path, odd: Record, longest: int):
-    rows = [row for row in calm((SMALL,)) if row["id"] != "books-5"]
+    rows = [row for row in calm((Way.of(odd),)) if row["id"] != "books-5"]
     assert said(tmp_path / "odd", [*rows, odd], outputs(longest=longest)).stalled == []
+
+
+def test_a_stall_is_seen_where_much_is_accepted(tmp_path: Path):
+    """Ten times as long an iteration, of thrice as many tokens, between plain runs that were calm."""
+    rows = [row for row in calm((SMALL,)) if row["id"] != "books-5"]
+    odd = run(5, SMALL, 0.03, 0.0024, 0.0024, emitted=3 * TOKENS)
+    assert said(tmp_path / "odd", [*rows, odd], outputs()).stalled == [("zoo", "books-5")]
 
 
 def test_where_every_prompt_stalls_nothing_was_measured(tmp_path: Path):
@@ -201,8 +208,9 @@ def test_what_stays_disturbed_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_takes_as_long_every_time_between_calm_runs_is_so_by_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    machine = Machine(monkeypatch, lambda output, _: 50.0 if output.id == "books-3" else 1.5)
+    slow_s = [900.0, 50.0, 60.0]
+    machine = Machine(monkeypatch, lambda output, before: slow_s[before] if output.id == "books-3" else 1.5)
     list(machine.run(tmp_path / "live", outputs()))
     assert machine.times["books-3"] == AGAIN
     found = measured(tmp_path / "live", outputs(), [SMALL])
-    assert (found.stalled, found.by_way[SMALL].speed_up) == ([], 12 / (5 * 1.5 + 50))
+    assert (found.stalled, found.by_way[SMALL].speed_up) == ([], 12 / (5 * 1.5 + 60))

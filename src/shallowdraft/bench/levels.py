@@ -4,8 +4,9 @@ Tokens a second are those of the requests that were answered over their share of
 n were under way count as an nth. Where none failed, that is all tokens over the seconds in which any was under way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ KIND = "requests of a server"
 
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
+Request = tuple[int, str, str]
+"""Round, and the prompt's set and id."""
 
 
 @dataclass(frozen=True)
@@ -58,30 +61,23 @@ def summarise(path: Path) -> list[Level]:
 
 def _summary(many: int, rows: Sequence[Record]) -> Level:
     answers = [row for row in rows if "tokens" in row]
-    answered = {(row["round"], row["set"], row["id"]) for row in answers}
-    failed = {(row["round"], row["set"], row["id"]) for row in rows if "error" in row} - answered
-    prompts: dict[tuple[str, str], list[Record]] = {}
+    failed = _requests([row for row in rows if "error" in row]) - _requests(answers)
     sets: dict[str, int] = {}
     for row in answers:
-        prompts.setdefault((row["set"], row["id"]), []).append(row)
         sets[row["set"]] = sets.get(row["set"], 0) + row["tokens"]
-    sums = np.array([np.sum([_parts(row) for row in group], 0) for group in prompts.values()])
-    tokens, total, share, span, behind = range(5)
-
-    def ratio(top: int, bottom: int) -> tuple[float, Interval]:
-        return _bounded(lambda at: sums[at, top].sum(-1) / sums[at, bottom].sum(-1).clip(1e-9), len(sums))
-
+    prompts, among = (_by_prompt(chosen) for chosen in (answers, _among_enough(answers, many)))
+    speed, speed_interval = _ratio(among, _tokens, _share_s)
+    longer = any(row["tokens"] > 1 for row in answers)
+    between, between_interval = _ratio(prompts, _span_s, _behind) if longer else (None, None)
     first = _padded([[row["arrivals_s"][0] for row in group] for group in prompts.values()])
-    speed, speed_interval = ratio(tokens, share)
     ttft, ttft_interval = _bounded(lambda at: np.nanmedian(first[at].reshape(len(at), -1), -1), len(first))
-    between, between_interval = ratio(span, behind) if sums[:, behind].any() else (None, None)
     own = [row["speculation"] for row in answers if row["speculation"]]
     tar, rate = _speculation(own or [row["counters"] for row in rows if "counters" in row])
     return Level(
         concurrency=many,
         requests=len(answers),
         failed=len(failed),
-        under_way=ratio(total, share)[0],
+        under_way=_ratio(among, _total_s, _share_s)[0],
         tokens_per_s=speed,
         tokens_per_s_interval=speed_interval,
         ttft_s=ttft,
@@ -95,38 +91,73 @@ def _summary(many: int, rows: Sequence[Record]) -> Level:
     )
 
 
-def _parts(row: Record) -> tuple[float, ...]:
-    """Tokens, seconds, the share of them, seconds from the first token to the last, and tokens behind the first."""
-    arrivals = row["arrivals_s"]
-    return row["tokens"], row["total_s"], row["share_s"], arrivals[-1] - arrivals[0], max(row["tokens"] - 1, 0)
-
-
 def speed_up(path: Path, plain: Path, concurrency: int) -> tuple[float, Interval] | None:
-    """How many times as fast as another server, on the prompts that both answered at this concurrency."""
-    fast, slow = _by_id(path, concurrency), _by_id(plain, concurrency)
-    both = [key for key in fast if key in slow]
+    """How many times as fast as another server, on the prompts that both answered at this concurrency.
+
+    None where there are none, or, of several requests at once, where one was asked more: a request's share of the time
+    depends on how many it shared it with.
+    """
+    fast, slow = (_answers(file, concurrency) for file in (path, plain))
+    if concurrency > 1 and _requests(fast) != _requests(slow):
+        return None
+    known = [_by_prompt(_among_enough(rows, concurrency)) for rows in (slow, fast)]
+    both = [prompt for prompt in known[1] if prompt in known[0]]
     if not both:
         return None
-    times = np.array([[slow[key], fast[key]] for key in both])  # [prompts, 2, tokens and seconds]
-    known = times.sum(0)
+    parts = _share_s, _tokens
+    sums = np.array([[sum(map(part, prompts[one])) for prompts in known for part in parts] for one in both])
 
-    def figure(sums: Floats) -> Floats:
-        pace = sums[..., 1] / sums[..., 0]
-        ratio: Floats = pace[..., 0] / pace[..., 1]
+    def figure(at: NDArray[np.int64]) -> Floats:
+        slow_s, slow_tokens, fast_s, fast_tokens = np.moveaxis(sums[at].sum(-2), -1, 0)
+        ratio: Floats = slow_s / slow_tokens / (fast_s / fast_tokens)
         return ratio
 
-    low, high = bootstrap(lambda draws: figure(times[draws].sum(1)), len(both))
-    return float(figure(known)), (float(low), float(high))
+    return _bounded(figure, len(both))
 
 
-def _by_id(path: Path, concurrency: int) -> dict[tuple[str, str], Floats]:
-    """Tokens and share of the time of each prompt's answers."""
-    found: dict[tuple[str, str], Floats] = {}
-    for row in Records.read(path, KIND):
-        if "tokens" in row and row["concurrency"] == concurrency:
-            key, once = (row["set"], row["id"]), np.array([row["tokens"], row["share_s"]], float)
-            found[key] = found[key] + once if key in found else once
+def _answers(path: Path, concurrency: int) -> list[Record]:
+    return [row for row in Records.read(path, KIND) if "tokens" in row and row["concurrency"] == concurrency]
+
+
+def _requests(rows: Sequence[Record]) -> set[Request]:
+    return {(row["round"], row["set"], row["id"]) for row in rows}
+
+
+def _among_enough(answers: Sequence[Record], many: int) -> Sequence[Record]:
+    """Those that were asked among as many as are to be under way, if any were: one that is asked again later is alone
+    with the server, and all of the time is its share.
+    """
+    return [row for row in answers if row["in_run"] >= many] or answers
+
+
+def _by_prompt(answers: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
+    found: dict[tuple[str, str], list[Record]] = {}
+    for row in answers:
+        found.setdefault((row["set"], row["id"]), []).append(row)
     return found
+
+
+def _ratio(
+    prompts: Mapping[tuple[str, str], Sequence[Record]],
+    above: Callable[[Record], float],
+    below: Callable[[Record], float],
+) -> tuple[float, Interval]:
+    """Of two sums over all answers."""
+    tops, bottoms = (np.array([sum(map(part, group)) for group in prompts.values()]) for part in (above, below))
+    return _bounded(lambda at: tops[at].sum(-1) / bottoms[at].sum(-1).clip(1e-9), len(tops))
+
+
+_tokens, _total_s, _share_s = itemgetter("tokens"), itemgetter("total_s"), itemgetter("share_s")
+
+
+def _span_s(row: Record) -> float:
+    """From the first token to the last."""
+    return float(row["arrivals_s"][-1] - row["arrivals_s"][0])
+
+
+def _behind(row: Record) -> int:
+    """Tokens behind the first."""
+    return max(0, int(row["tokens"]) - 1)
 
 
 def _padded(rows: Sequence[Sequence[float]]) -> Floats:

@@ -59,7 +59,7 @@ def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) ->
     yield count
     for many, wanted in left.items():
         for row in _level(endpoint, load, many, wanted) if wanted else ():
-            file.append({"concurrency": many} | row)
+            file.append({"concurrency": many, "in_run": len(wanted)} | row)
             if "counters" not in row:
                 count += 1
                 yield count

@@ -185,7 +185,8 @@ def show(found: "Found", target: str, out: str) -> None:
         console.print(same if found.lossless else differ)
     if found.stalled:
         console.print(
-            f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured",
+            f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured; "
+            f"to measure again, remove {out}/live.jsonl and run this again",
             soft_wrap=True,
             markup=False,
         )

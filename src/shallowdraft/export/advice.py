@@ -77,6 +77,11 @@ def _best(profile: Profile, draft: str, tars: dict[int, float], context: float, 
         for d, tar in tars.items()
         if d <= longest
     }
+    if not found:
+        raise RecordError(
+            f"the profile times {draft} in batches of {batch} up to lookahead {longest}, and no such is in the study; "
+            f"add times: profile --draft {draft} --lookaheads {min(tars)} --batches {batch}"
+        )
     best = cost.best(found)
     return best.lookahead if best.speed_up > 1 else 0
 

@@ -80,12 +80,16 @@ def page_of_several(found: Sequence[Run]) -> Page:
         first.finding if isinstance(first, Figure) else first.sentence,
         [(name, {"verdict": verdict_of(run)} | facts_of(run)) for name, run in runs.items()],
         sections,
+        [f"{name}: {warning}" for name, run in runs.items() for warning in _warnings(run)],
     )
 
 
 def _warnings(run: Run) -> list[str]:
-    stalls = [f"The machine stalled on {', '.join(run.stalled)}: left out of what was measured."] if run.stalled else []
-    return [f"{name} was left out: {why}" for name, why in run.failed.items()] + stalls
+    stalls = (
+        f"The machine stalled on {', '.join(run.stalled)}: left out of what was measured. To measure again, remove "
+        f"{run.folder}/live.jsonl and run the study."
+    )
+    return [f"{name} was left out: {why}" for name, why in run.failed.items()] + ([stalls] if run.stalled else [])
 
 
 def verdict_of(run: Run) -> str:

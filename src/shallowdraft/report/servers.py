@@ -19,7 +19,8 @@ def gains(run: Run) -> Figure | Gap:
     """Speed-ups over the same server without a draft."""
     found = [one for one in run.servers if one.speed_up]
     if not found:
-        what = "Bench it with and without a draft" if run.servers else "No server was measured; bench one"
+        same = "Bench it with and without a draft, on the same prompts"
+        what = same if run.servers else "No server was measured; bench one"
         command = f"shallowdraft bench --url URL --model NAME --prompts SET --out {run.folder}/server.jsonl"
         return Gap("speed-ups of a server", f"{what} (--draft and --lookahead say with which);", command)
     known = [(one, _prediction(one, run)) for one in found]
@@ -34,9 +35,16 @@ def gains(run: Run) -> Figure | Gap:
     note = (
         "Measured: against the same server without a draft. Predicted: from replayed tokens an iteration, which are a "
         "matter of the models, and from times of this package's own engine, for one request at a time: other engines "
-        f"have other times. {INTERVALS}"
+        f"have other times. {INTERVALS}{_unpaired(run)}"
     )
     return Figure("gains", _agreement(known), chart, table, note, rows_high(len(order)))
+
+
+def _unpaired(run: Run) -> str:
+    """Servers that nothing without a draft is like."""
+    found = [f"{one.name}, {one.at_once}" for one in run.servers if one.draft and not one.speed_up]
+    listed = "; ".join(found)
+    return f" Left out, as no server without a draft answered the same requests: {listed}." if found else ""
 
 
 def speeds(run: Run) -> list[Figure]:

@@ -168,10 +168,14 @@ def measured(path: Path, outputs: Sequence[Output], ways: Sequence[Way]) -> Live
 
 
 def _sound(attempts: Attempts) -> Record | None:
-    """The first that did not stall; of those that take so long whenever they are run between calm ones, the first."""
+    """The first that did not stall; of those that take so long whenever they are run between calm ones, the middle."""
     if len(attempts) > AGAIN and all(stall == "seeming" for _, stall in attempts):
-        return attempts[0][0]
+        return sorted((row for row, _ in attempts), key=_seconds)[len(attempts) // 2]
     return next((row for row, stall in attempts if not stall), None)
+
+
+def _seconds(row: Record) -> float:
+    return float(row["seconds"])
 
 
 def _lossless(by_prompt: Mapping[Key, list[Attempts]]) -> bool:
@@ -188,7 +192,7 @@ def _compare(by_prompt: Mapping[Key, list[Record]], *, lossless: bool) -> Measur
     def sums(figure: Callable[[Record], float]) -> np.ndarray:
         return np.array([sum(map(figure, rows)) for rows in by_prompt.values()])
 
-    emitted, seconds = sums(lambda row: row["emitted"]), sums(lambda row: row["seconds"])
+    emitted, seconds = sums(lambda row: row["emitted"]), sums(_seconds)
     plain = sums(lambda row: row["emitted"] * fmean(state["plain_s"] for state in row["states"]))
     low, high = bootstrap(lambda draws: plain[draws].sum(1) / seconds[draws].sum(1), len(by_prompt))
     return Measured(

@@ -1,8 +1,8 @@
 """Stalls: live runs during which somebody else had the machine, seen from all runs of the same prompts.
 
 A run stalled if a plain run beside it took far longer a token than plain runs usually do. It seems to have stalled if
-it took far longer itself, both a token and an iteration: where little is accepted a token takes long, where much is
-proposed an iteration. Where both are so by nature, as with long copies that are refused, it takes as long again.
+its iterations took far longer than those of its way usually do. Where copies are proposed an iteration takes long by
+nature if they are long, and a token if they are refused, so both must have; where both are so it takes as long again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from shallowdraft.decoding.ways import Way
 from shallowdraft.records import Record
 
 FAR = 4.0  # times as long as usual; placements of the cores make 1.5 (decision 004)
+OF_ANY_LENGTH = ("ngram",)  # what these propose; the others do the same work every time
 
 Key = tuple[str, str]
 """Set and id of a prompt."""
@@ -29,9 +30,10 @@ def stalled(rows: Sequence[Record], contexts: Mapping[Key, float]) -> list[Stall
     by_way: dict[Way, list[int]] = {}
     for number, row in enumerate(rows):
         by_way.setdefault(Way.of(row), []).append(number)
-    for numbers in by_way.values():
+    for way, numbers in by_way.items():
         own = [rows[number] for number in numbers]
-        far = zip(_far(own, _token_s, contexts), _far(own, _iteration_s, contexts), strict=True)
+        figures = (_iteration_s, _token_s) if way.drafter in OF_ANY_LENGTH else (_iteration_s,)
+        far = zip(*(_far(own, figure, contexts) for figure in figures), strict=True)
         for number, both in zip(numbers, far, strict=True):
             if all(both) and not found[number]:
                 found[number] = "seeming"
