@@ -177,6 +177,14 @@ def test_what_is_not_done_is_refused(server, changed, error):
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("content", ["\ud800", [{"type": "text", "text": "\ud800"}]])
+def test_a_chat_that_is_no_text_is_refused(server, content):
+    body = json.dumps({"model": "zoo:target", "messages": [{"role": "user", "content": content}]})
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{server.url}/chat/completions", content=body, headers=headers)
+    assert (answer.status_code, "not valid Unicode" in answer.text) == (400, True)
+
+
 def test_a_wrong_key_opens_nothing_but_health(server):
     stranger = openai.OpenAI(base_url=server.url, api_key=KEY + "?", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError, match="missing or wrong"):

@@ -1,5 +1,6 @@
 """A server that is asked for too much, left alone, broken or told to stop."""
 
+import copy
 import http.client
 import json
 import logging
@@ -9,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,8 +22,10 @@ from running import LOOKAHEAD, in_thread, until
 
 import shallowdraft as sd
 from shallowdraft.cli import main
+from shallowdraft.commands.serve import _try_template
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.errors import MemoryShortageError, OptionError
+from shallowdraft.models import memory
 from shallowdraft.serving import connection, scheduler
 from shallowdraft.serving.app import Limits
 from shallowdraft.serving.schemas import CompletionRequest
@@ -303,11 +307,40 @@ def test_bad_options_take_one_line(options: list[str], said: str, capsys):
     assert (said in error, error.count("\n")) == (True, 1)
 
 
-def test_a_template_with_a_mistake_is_refused_at_the_start(tmp_path: Path, capsys):
-    (tmp_path / "template").write_text("{% if %}")
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages[0].content + 1 }}"])
+def test_a_template_with_a_mistake_is_refused_at_the_start(tmp_path: Path, capsys, template: str):
+    (tmp_path / "template").write_text(template)
     given = ["serve", "--target", "zoo:target", "--port", "0", "--device", "cpu"]
     assert main([*given, "--chat-template", str(tmp_path / "template")]) == 2
-    assert "the chat template does not take this conversation" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert ("the chat template does not take this conversation" in error, error.count("\n")) == (True, 1)
+
+
+def test_a_template_may_want_a_system_message(models):
+    tokenizer = copy.copy(models[0].require_tokenizer())
+    tokenizer.chat_template = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[1].content }}"
+    )
+    _try_template(replace(models[0], tokenizer=tokenizer))
+
+
+def test_text_to_stop_at_needs_a_tokenizer(models):
+    with in_thread(replace(models[0], tokenizer=None), None) as (_, url):
+        asked = {"prompt": [5, 6], "max_tokens": 3}
+        assert ask(url, **asked).status_code == 200
+        refused = ask(url, **asked, stop=["x"])
+    assert (refused.status_code, "has no tokenizer" in refused.text) == (400, True)
+
+
+def test_caches_of_both_models_must_fit(models, monkeypatch):
+    """Rows, as many again while they are copied, and the one that is read; a lookahead and a token beyond the end."""
+    token_bytes = sum(model.shape.kv_bytes_per_token("float32") for model in models)
+    needed_bytes = (2 * 8 + 1) * (2000 + LOOKAHEAD + 1) * token_bytes
+    monkeypatch.setattr(memory, "free_bytes", lambda _: needed_bytes)
+    Batch(*models, LOOKAHEAD, 2000, 8)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: needed_bytes - 1)
+    with pytest.raises(MemoryShortageError, match="a cache of 8 x 2000 tokens, and copies"):
+        Batch(*models, LOOKAHEAD, 2000, 8)
 
 
 def test_an_interrupt_while_models_load_is_no_crash(monkeypatch, capsys):

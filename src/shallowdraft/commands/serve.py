@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shallowdraft.commands.options import DraftCommand, Name, Number, require_decoder_only
-from shallowdraft.errors import OptionError
+from shallowdraft.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
+    from shallowdraft.models.model import Model
     from shallowdraft.serving.app import Limits
     from shallowdraft.serving.server import Server
 
@@ -84,7 +85,7 @@ class Serve(DraftCommand):
         draft = None if name is None else worker.do(lambda: self.load_draft(name))
         if self.chat_template is not None:
             target.require_tokenizer().chat_template = Path(self.chat_template).read_text()
-            target.encode_chat([{"role": "user", "content": "a mistake in it is said now"}])
+            _try_template(target)
         limits = self._limits(target.shape.context, draft.shape.context if draft else None)
         models = target, draft, self.lookahead, worker
         return Server(*models, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key)
@@ -119,3 +120,12 @@ class Serve(DraftCommand):
             prompts=self.queue,
             body_bytes=self.max_body_bytes,
         )
+
+
+def _try_template(target: "Model") -> None:
+    """What is wrong with it is said before anybody asks; it may want to be told what it is."""
+    user = {"role": "user", "content": "Hello"}
+    try:
+        target.encode_chat([user])
+    except PromptError:
+        target.encode_chat([{"role": "system", "content": "You are helpful."}, user])

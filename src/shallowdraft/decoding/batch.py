@@ -27,12 +27,13 @@ class Batch:
         self._keeps = target.device.type == "cuda"
         smaller = (2**power for power in range(most.bit_length()) if 2**power < most)
         self._sizes = [*smaller, most] if self._keeps else range(1, most + 1)
-        # While rows are copied they are there as they were and as they will be; one more is read.
-        rows = sum(self._sizes) + 1 if self._keeps else 2 * most
-        for model in (target, draft) if draft else (target,):
-            row_bytes = longest * model.shape.kv_bytes_per_token(dtype_name(model.decoder.dtype))
-            require_memory(rows * row_bytes, model.device, f"a cache of {most} x {longest} tokens, and copies,")
         self._way = Settings(draft=draft, lookahead=lookahead)
+        # While rows are copied they are there as they were and as they will be; one more is read.
+        rows = (sum(self._sizes) if self._keeps else 2 * most) + 1
+        models = (target, draft) if draft else (target,)
+        token_bytes = sum(one.shape.kv_bytes_per_token(dtype_name(one.decoder.dtype)) for one in models)
+        needed_bytes = rows * self._slots(longest) * token_bytes
+        require_memory(needed_bytes, target.device, f"a cache of {most} x {longest} tokens, and copies,")
         self._reader = self._new_reader()
         self._engine: Engine | None = None
         self._kept: dict[int, Engine] = {}

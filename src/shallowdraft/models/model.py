@@ -58,10 +58,7 @@ class Model:
 
     def encode(self, text: str) -> list[int]:
         """Text to token ids, with the special tokens that the tokenizer puts around a prompt."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise PromptError("the prompt is not valid Unicode; give UTF-8 text") from None
+        _require_unicode(text)
         return list(self.require_tokenizer().encode(text))
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -71,9 +68,11 @@ class Model:
             raise PromptError(
                 f"{self.name} has no chat template; give the prompt as plain text, or serve it with --chat-template"
             )
+        for message in messages:
+            _require_unicode(message["content"])
         try:
             return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:  # templates are programs
             raise PromptError(f"the chat template does not take this conversation: {error}") from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -100,6 +99,13 @@ class Model:
         if self.tokenizer is None:
             raise VocabularyError(f"{self.name} has no tokenizer; put its files into the folder, or give token ids")
         return self.tokenizer
+
+
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError("the prompt is not valid Unicode; give UTF-8 text") from None
 
 
 def load(

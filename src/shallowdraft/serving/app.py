@@ -73,6 +73,8 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
     ) -> Response:
         if tokens is not None and tokens > limits.tokens:
             raise PromptError(f"{tokens:,} new tokens are asked for; ask for at most {limits.tokens:,}")
+        if asked.stops:
+            target.require_tokenizer()
         settings = [_settings(asked, min(tokens or limits.tokens, limits.longest - len(ids))) for ids in prompts]
         found = Answer(scheduler, prompts, settings)
         form = Form(kind, target.name, sum(map(len, prompts)))
