@@ -58,8 +58,7 @@ def test_a_request_gets_what_generate_gives_it(models, monkeypatch, draft: bool,
     monkeypatch.setattr(batch, "SLACK", 4)
     target, proposer = models[0], models[1] if draft else None
     running = Batch(target, proposer, LOOKAHEAD, 600, 4)
-    if kept:
-        as_on_a_gpu(running).warm()
+    (as_on_a_gpu(running) if kept else running).warm()
     rows = staggered(running, target)
     for row, (prompt, options) in zip(rows, REQUESTS, strict=True):
         alone = sd.generate(target, prompt, draft=proposer, lookahead=LOOKAHEAD, **options)

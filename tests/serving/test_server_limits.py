@@ -137,13 +137,13 @@ def test_a_server_that_cannot_go_on_ends(models, monkeypatch):
         assert caches[0]() is None
         raise MemoryShortageError("no room for another")
 
-    monkeypatch.setattr(Batch, "step", broken)
     monkeypatch.setattr(scheduler.log, "exception", lambda _: None)  # pytest would keep what it logs
     limits = Limits(longest=200, prompt_tokens=100, tokens=100, prompts=2, body_bytes=1000)
     server = Server(*models, LOOKAHEAD, Worker(), rows=2, queue=2, limits=limits)
     with listen("127.0.0.1", 0, None) as listening, ThreadPoolExecutor(1) as pool:
         ended = pool.submit(server.serve_on, listening)
         until(lambda: server.started)
+        monkeypatch.setattr(Batch, "step", broken)
         monkeypatch.setattr(Batch, "__init__", refused)
         assert ask(f"http://127.0.0.1:{listening.getsockname()[1]}").status_code == 500
         with pytest.raises(MemoryShortageError, match="no room"):
@@ -164,9 +164,9 @@ def noted(done: list[str], name: str) -> Callable[..., object]:
 def test_short_requests_do_not_keep_a_long_one_waiting(models, monkeypatch):
     """Between two that join it goes on, also if those are answered at once and never run beside it."""
     done: list[str] = []
-    for name in ("join", "step"):
-        monkeypatch.setattr(Batch, name, noted(done, name))
     with in_thread(*models) as (_, url), ThreadPoolExecutor(6) as pool:
+        for name in ("join", "step"):
+            monkeypatch.setattr(Batch, name, noted(done, name))
         long = pool.submit(ask, url, **LONG | {"max_tokens": 400})
         until(lambda: "step" in done)
         for _ in range(3):

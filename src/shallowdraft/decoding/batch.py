@@ -61,8 +61,8 @@ class Batch:
         return row
 
     def warm(self) -> None:
-        """On a GPU meet every kernel and capture every iteration, so that no request waits for that."""
-        for size in self._sizes if self._keeps else ():
+        """Meet every kernel, and capture every iteration where that is done, so that no request waits for it."""
+        for size in self._sizes if self._keeps else (1,):
             for temperature in (0.0, 1.0):
                 endless = Settings(max_new_tokens=self._longest - 1, temperature=temperature, stop_tokens=())
                 rows = [self.join([0], endless) for _ in range(size)]
