@@ -18,6 +18,7 @@ from shallowdraft.errors import ServerError
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records
 
+GREETING = Prompt("", "", "Hello")
 Job = tuple[int, str, Prompt]
 """A round, and a prompt with the name of its set."""
 
@@ -48,7 +49,10 @@ class Load:
 
 
 def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) -> Iterator[int]:
-    """Ask what was not answered yet; yields how many requests are done. What failed is asked again another time."""
+    """Ask what was not answered yet; yields how many requests are done. What failed is asked again another time.
+
+    Before that the server is asked something else, so that what it does but once is in no record.
+    """
     about = {"url": endpoint.url, "model": endpoint.model} | load.about
     file = Records.open(path, KIND, about, argv=list(argv), engine=endpoint.engine)
     done = {(row["concurrency"], row["round"], row["set"], row["id"]) for row in file if "tokens" in row}
@@ -57,6 +61,9 @@ def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) ->
     left = {many: [job for job in jobs if (many, job[0], job[1], job[2].id) not in done] for many in load.concurrency}
     count = total - sum(map(len, left.values()))
     yield count
+    if count < total:
+        with suppress(ServerError):  # the next request says so
+            endpoint.ask(load.request(GREETING), chat=load.chat)
     for many, wanted in left.items():
         for row in _level(endpoint, load, many, wanted) if wanted else ():
             file.append({"concurrency": many, "in_run": len(wanted)} | row)
