@@ -277,6 +277,13 @@ def test_an_address_for_others_needs_a_key(host: str, capsys, monkeypatch):
     assert error.count("\n") == 1
 
 
+def test_answers_are_sent_without_waiting_for_acknowledgements():
+    with listen("127.0.0.1", 0, None) as listening, socket.create_connection(listening.getsockname()):
+        connected, _ = listening.accept()
+        with connected:
+            assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_addresses():
     with listen("0.0.0.0", 0, "a key") as taken:
         assert taken.getsockname()[0] == "0.0.0.0"

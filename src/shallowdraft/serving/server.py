@@ -85,6 +85,10 @@ def listen(host: str, port: int, api_key: str | None) -> socket.socket:
         family, _, _, _, address = found[0]
         if not api_key and not ipaddress.ip_address(address[0]).is_loopback:
             raise OptionError(f"host {host} can be reached by others; give an API key, or use 127.0.0.1")
-        return socket.create_server(address[:2], family=family)
+        listening = socket.create_server(address[:2], family=family)
     except (OSError, UnicodeError) as error:
         raise OptionError(f"cannot listen on {host}:{port} ({error}); use another host or port") from None
+    # Connections have it from here (asyncio sets it only for sockets that say TCP, which these do not): else the second
+    # part of an answer waits for the client to acknowledge the first, 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
