@@ -17,7 +17,8 @@ class Noise:
 
     def __init__(self, rows: int, lookahead: int, device: torch.device) -> None:
         self._now = torch.zeros(rows, 2 * lookahead + 1, device=device, dtype=torch.float64)
-        self._streams: list[np.random.Generator] = []
+        self._streams: list[np.random.Generator | None] = []
+        """None of rows that read no number, as greedy ones do."""
 
     @classmethod
     def of(cls, parts: Sequence[tuple["Noise", int]]) -> "Noise":
@@ -35,8 +36,8 @@ class Noise:
         self._streams[row] = other._streams[place]
 
     def rest(self, row: int) -> None:
-        """A stream of no use, and nobody else's."""
-        self._streams[row] = _stream(0, row)
+        """It reads no number any more."""
+        self._streams[row] = None
 
     def begin(self, seed: int | None, iterations: int, first: int = 0) -> None:
         """Streams of this seed, from row `first` on, for about so many iterations; None: greedy decoding reads no
@@ -44,14 +45,16 @@ class Noise:
         """
         self._ahead = min(iterations, ITERATIONS_AHEAD)
         self._iteration = 0
-        self._streams = [] if seed is None else [_stream(seed, first + row) for row in range(len(self._now))]
+        rows = range(first, first + len(self._now))
+        self._streams = [None if seed is None else _stream(seed, row) for row in rows]
 
     def advance(self) -> Tensor:
         """The numbers of the next iteration, [B, 2d + 1], always in the same place."""
-        if self._streams:
+        if any(self._streams):
             index = self._iteration % self._ahead
             if index == 0:
-                blocks = [stream.random((self._ahead, self._now.shape[1])) for stream in self._streams]
+                shape = self._ahead, self._now.shape[1]
+                blocks = [stream.random(shape) if stream else np.full(shape, 0.5) for stream in self._streams]
                 made = torch.from_numpy(np.stack(blocks, axis=1))
                 pinned = made.pin_memory() if self._now.device.type == "cuda" else made
                 self._table = pinned.to(self._now.device, non_blocking=True)
