@@ -9,7 +9,7 @@ from shallowdraft.decoding.state import slots_for
 from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.models.model import Model
 
-SLACK = 128  # slots that a row has before it: room to grow until rows are copied again
+SLACK = 128  # slots that a row has before it, or as many as behind it: room to grow until rows are copied again
 
 
 class Batch:
@@ -119,7 +119,8 @@ class Batch:
     def _fitting(self, parts: list[tuple[Engine, int]]) -> Engine:
         """An engine for these rows and no more."""
         longest = max(engine.state.longest for engine, _ in parts)
-        return Engine.of(parts, min(self._slots(longest + SLACK), self._slots(self._longest)))
+        room = longest + max(SLACK, longest)
+        return Engine.of(parts, min(self._slots(room), self._slots(self._longest)))
 
     def _kept_for(self, parts: list[tuple[Engine, int]]) -> Engine:
         """The engine for so many rows, the first of which are these."""
