@@ -1,10 +1,12 @@
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shallowdraft.decoding import sampling
 from shallowdraft.decoding.sampling import Sampling, draw, probabilities
 from shallowdraft.decoding.verification import (
     Proposal,
@@ -157,6 +159,44 @@ def test_a_draw_inverts_the_cumulative_sum(weights: list[float], uniform: float)
     assert weights[index] > 0
     below, total = sum(weights[:index]), sum(weights)
     assert below - 1e-6 * total <= uniform * total <= below + weights[index] + 1e-6 * total
+
+
+def nucleus(p: np.ndarray, top_p: float) -> np.ndarray:
+    """By its definition: all are sorted, equals in order; the one that crosses top_p stays."""
+    order = np.argsort(-p, kind="stable")
+    kept = order[: 1 + int(np.sum(np.cumsum(p[order])[:-1] < top_p))]
+    law = np.zeros_like(p)
+    law[kept] = p[kept] / p[kept].sum()
+    return law
+
+
+def nuclei_differ() -> bool:
+    """From laws with and without equals, of one token to hundreds; also if another row beside needs more looks."""
+    flat = torch.zeros(1, 2000)
+    for number, (scale, top_p) in enumerate(itertools.product((1.0, 6.0, 30.0), (1e-9, 0.3, 0.9, 0.999))):
+        logits = scale * torch.randn(2, 2000, generator=torch.Generator().manual_seed(number))
+        logits[1] = logits[1].round()
+        found = probabilities(logits, Sampling(1.0, top_p=top_p))
+        beside = probabilities(torch.cat((logits, flat)), Sampling(1.0, top_p=top_p))
+        exact = np.stack([nucleus(one, top_p) for one in logits.softmax(-1).double().numpy()])
+        if ((found > 0).numpy() != (exact > 0)).any() or not np.allclose(found, exact, atol=1e-6):
+            return True
+        if (beside[:2] != found).any():
+            return True
+    return False
+
+
+def test_nuclei(monkeypatch):
+    assert not nuclei_differ()
+    monkeypatch.setattr(sampling, "LIKELY", 1)
+    assert not nuclei_differ()
+
+    def too_few(top_p: float, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        likeliest = p.topk(128, -1).values
+        return likeliest, likeliest.cumsum(-1)
+
+    monkeypatch.setattr(sampling, "_until", too_few)
+    assert nuclei_differ()
 
 
 def test_temperature_top_k_and_top_p():
