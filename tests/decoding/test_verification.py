@@ -188,6 +188,9 @@ def nuclei_differ() -> bool:
 
 def test_nuclei(monkeypatch):
     assert not nuclei_differ()
+    with monkeypatch.context() as changed:
+        changed.setattr(sampling, "_may_look", lambda _: False)
+        assert not nuclei_differ()
     monkeypatch.setattr(sampling, "LIKELY", 1)
     assert not nuclei_differ()
 

@@ -141,7 +141,7 @@ def _nucleus(p: Tensor, top_p: float) -> Tensor:
     kept = ((sums < top_p).sum(-1, keepdim=True) + 1).clamp(max=sums.shape[-1])
     last = likeliest.gather(-1, kept - 1)
     stays = p >= last
-    if p.is_cuda or bool((stays.count_nonzero(-1) > kept[..., 0]).any()):
+    if not _may_look(p) or bool((stays.count_nonzero(-1) > kept[..., 0]).any()):
         equals, of_equals = p == last, kept - (p > last).sum(-1, keepdim=True)
         stays &= ~equals | (equals.cumsum(-1, dtype=torch.int32) <= of_equals)
     p = p.masked_fill(~stays, 0.0)
@@ -149,15 +149,22 @@ def _nucleus(p: Tensor, top_p: float) -> Tensor:
 
 
 def _until(top_p: float, p: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of p, falling, as many as it takes, and their running sums; all on a GPU, where nobody waits to see.
+    """The largest of p, falling, and their running sums: as many as it takes, or all where nobody may look.
 
     On a CPU to sort a vocabulary takes ten times as long as to find its hundred likeliest.
     """
     vocab = p.shape[-1]
     count = min(LIKELY, vocab)
-    while True:
-        likeliest = p.sort(-1, descending=True).values if p.is_cuda else p.topk(count, -1).values
+    while _may_look(p):
+        likeliest = p.topk(count, -1).values
         sums = likeliest.cumsum(-1)
-        if p.is_cuda or count == vocab or bool((sums[..., -1] >= top_p).all()):
+        if count == vocab or bool((sums[..., -1] >= top_p).all()):
             return likeliest, sums
         count = min(8 * count, vocab)
+    likeliest = p.sort(-1, descending=True).values
+    return likeliest, likeliest.cumsum(-1)
+
+
+def _may_look(p: Tensor) -> bool:
+    """Whether what is done next may depend on numbers: on a GPU the host would wait for them."""
+    return not p.is_cuda
