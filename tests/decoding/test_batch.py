@@ -53,9 +53,11 @@ def as_on_a_gpu(running: Batch) -> Batch:
 
 @pytest.mark.parametrize("kept", [False, True], ids=["", "as on a GPU"])
 @pytest.mark.parametrize("draft", [True, False])
-def test_a_request_gets_what_generate_gives_it(models, monkeypatch, draft: bool, kept: bool):
+@pytest.mark.parametrize("patience", [0, 4])
+def test_a_request_gets_what_generate_gives_it(models, monkeypatch, draft: bool, kept: bool, patience: int):
     """Also where rows are copied over and over, because they have next to no room to grow."""
     monkeypatch.setattr(batch, "SLACK", 4)
+    monkeypatch.setattr(batch, "PATIENCE", patience)
     target, proposer = models[0], models[1] if draft else None
     running = Batch(target, proposer, LOOKAHEAD, 600, 4)
     (as_on_a_gpu(running) if kept else running).warm()
@@ -97,12 +99,35 @@ def moved_and_left_behind(models: tuple[sd.Model, sd.Model]) -> list[int]:
 
 def test_a_row_does_not_share_its_random_numbers_with_its_shadow(models, monkeypatch):
     target, draft = models
+    monkeypatch.setattr(batch, "PATIENCE", 0)
     alone = sd.generate(
         target, "The river", draft=draft, lookahead=LOOKAHEAD, max_new_tokens=30, temperature=1.0, seed=3
     )
     assert moved_and_left_behind(models) == alone.token_ids
     monkeypatch.setattr(Noise, "rest", nothing_moved)
     assert moved_and_left_behind(models) != alone.token_ids
+
+
+def test_a_place_is_kept_for_a_while(models):
+    """A row that comes when another has left takes its place; rows are copied if none comes."""
+    target, _ = models
+    running, endless = Batch(target, None, LOOKAHEAD, 600, 4), Settings(max_new_tokens=500, stop_tokens=())
+    rows = [running.join(target.encode("She"), endless) for _ in range(4)]
+    engine = running._engine
+    for _ in range(3):
+        running.leave([rows.pop()])
+        running.step()
+        rows.append(running.join(target.encode("The river"), endless))
+        running.step()
+    assert running._engine is engine
+    running.leave(rows[1:])
+    running.step()
+    assert running._engine is engine
+    running.step()
+    assert len(running._engine.state.tokens) == 1
+    while running.rows:
+        running.step()
+    assert rows[0].tokens == sd.generate(target, "She", max_new_tokens=500, stop_tokens=()).token_ids
 
 
 def test_prompts_of_one_request_have_streams_of_their_own(models):

@@ -10,6 +10,7 @@ from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.models.model import Model
 
 SLACK = 128  # slots that a row has before it, or as many as behind it: room to grow until rows are copied again
+PATIENCE = 4  # iterations of a row that nobody asks for are computed for each that would be copied to be rid of them
 
 
 class Batch:
@@ -18,8 +19,9 @@ class Batch:
     A prompt is read by an engine of one row. Its row is then copied into the place of one that has left. Where there is
     none, all rows are copied into a larger batch: they must lie next to each other for the kernels.
 
-    On a CPU a batch is as large as there are rows, and no longer than it must be. On a GPU there is one of each power
-    of two, as long as any text may be, and it is kept: its iterations are captured once, whatever rows it holds later.
+    Rows that have left are computed on for a while, since others may take their places. On a CPU a batch is then as
+    large as there are rows, and not much longer than it must be. On a GPU there is one of each power of two, as long as
+    any text may be, and it is kept: its iterations are captured once, whatever rows it holds later.
     """
 
     def __init__(self, target: Model, draft: Model | None, lookahead: int, longest: int, most: int) -> None:
@@ -38,6 +40,7 @@ class Batch:
         self._engine: Engine | None = None
         self._kept: dict[int, Engine] = {}
         self._places: dict[Row, int] = {}  # in the engine, which may hold others that have left
+        self._wasted = 0  # iterations of those, since all places were taken
 
     @property
     def rows(self) -> list[Row]:
@@ -76,8 +79,10 @@ class Batch:
             self._engine = None
             return
         assert self._engine is not None
-        size = len(self._engine.state.tokens)
-        if self._size(len(self._places)) < size or not self._fits(self._engine, self._engine.state.longest):
+        size, rows = len(self._engine.state.tokens), len(self._places)
+        self._wasted = self._wasted + size - rows if size > rows else 0
+        too_large = self._size(rows) < size and self._wasted > PATIENCE * rows
+        if too_large or not self._fits(self._engine, self._engine.state.longest):
             self._regroup()
         emitted = self._engine.follow(self._engine.iterate())
         for row, place in self._places.items():
@@ -92,7 +97,7 @@ class Batch:
     def leave(self, rows: Sequence[Row]) -> None:
         for row in rows:
             place = self._places.pop(row, None)
-            if self._keeps and place is not None and self._engine:
+            if place is not None and self._engine:
                 self._engine.rest(place)
 
     def _place(self, row: Row) -> None:
@@ -108,6 +113,7 @@ class Batch:
 
     def _regroup(self, *fresh: tuple[Engine, int]) -> None:
         """The rows that are there, and a fresh one, with room to grow."""
+        self._wasted = 0
         parts = [(self._engine, place) for place in self._places.values()] if self._engine else []
         parts += fresh
         if not parts:
