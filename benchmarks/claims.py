@@ -65,7 +65,7 @@ def deep_over_wide(profile: Profile) -> tuple[float, tuple[float, float]]:
         rows = [
             row
             for point, found in profile.samples.items()
-            if (point.draft, point.lookahead) == (f"zoo:{name}", LOOKAHEAD)
+            if (point.way.draft, point.way.lookahead) == (f"zoo:{name}", LOOKAHEAD)
             for row in found
         ]
         return np.array([row["draft_s"] / row["plain_s"] for row in rows])

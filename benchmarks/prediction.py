@@ -58,7 +58,7 @@ def profiled(given: argparse.Namespace, folder: Path) -> Profile:
 def live(
     target: sd.Model, drafts: dict[str, sd.Model], trace: Trace, given: argparse.Namespace, path: Path
 ) -> dict[Way, Measured]:
-    ways = [Way(name, d) for name in drafts for d in range(1, given.lookaheads + 1)]
+    ways = [Way.with_draft(draft, d) for draft in drafts.values() for d in range(1, given.lookaheads + 1)]
     size = {"max_new_tokens": given.new_tokens, "rounds": given.live_rounds}
     for _ in run_live(target, drafting(drafts), ways, trace.outputs, path, **size, about={}):
         pass
@@ -95,7 +95,7 @@ def main() -> None:
             for draft, model in drafts.items() if runs else ():
                 found, cells = replay(model, trace), []
                 for d in range(1, given.lookaheads + 1):
-                    run = runs[Way(draft, d)]
+                    run = runs[Way.with_draft(model, d)]
                     made = forecast_at(found, profile, d, run.states)
                     assert run.lossless
                     assert abs(run.tar - made.tar) < 1e-9

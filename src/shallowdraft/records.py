@@ -19,6 +19,7 @@ from typing import Any
 from shallowdraft.errors import RecordError
 
 SCHEMA = 1
+DIGEST = "_digest"  # how the key ends under which the content of something is known
 _PACKAGES = ("shallowdraft", "torch", "transformers", "numpy")
 
 Record = dict[str, Any]
@@ -47,19 +48,20 @@ class Records:
 
     @classmethod
     def open(cls, path: Path, kind: str, about: Record, **origin: Any) -> "Records":
-        """A new file, or one that was begun with the same `about`."""
+        """A new file, or one that was begun with the same `about`.
+
+        Where `about` has a digest of something, what that is called may differ.
+        """
         if not path.exists() or next(_lines(path), None) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             header = {"kind": kind, "schema": SCHEMA, "about": about, "provenance": provenance(**origin)}
             path.write_text(json.dumps(header, ensure_ascii=False) + "\n", encoding="utf-8")
-        found = cls.read(path, kind)
-        wanted = json.loads(json.dumps(about))
-        if found.header["about"] != wanted:
-            known = found.header["about"]
-            differ = [key for key in wanted | known if known.get(key) != wanted.get(key)]
-            raise RecordError(f"{path} was begun with another {', '.join(differ)}; name another file, or remove it")
+        file = cls.read(path, kind)
+        if different := _differences(file.about, json.loads(json.dumps(about))):
+            names = ", ".join(different)
+            raise RecordError(f"{path} was begun with another {names}; name another file or folder, or remove it")
         _drop_half_line(path)
-        return found
+        return file
 
     @property
     def about(self) -> Record:
@@ -87,6 +89,18 @@ class Records:
         for record in records:
             if known.get(_key(record, names)) != json.loads(json.dumps(record)):
                 self.append(record)
+
+
+def _differences(known: Record, wanted: Record) -> list[str]:
+    """What two descriptions say differently; what has a digest is known by that, not by what it is called."""
+    differing = [key for key in wanted | known if known.get(key) != wanted.get(key)]
+    contents = {key.removesuffix(DIGEST) for key in wanted | known if key.endswith(DIGEST)}
+    labels = {key.removesuffix(DIGEST) for key in differing if key.endswith(DIGEST)}
+    unknown = {name for name in labels if f"{name}{DIGEST}" not in known}
+    names = [key for key in differing if not key.endswith(DIGEST) and key not in contents]
+    return [
+        f"{name}, or by a version that did not note its content" if name in unknown else name for name in sorted(labels)
+    ] + names
 
 
 def _key(record: Record, names: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.commands.profile import show
 from shallowdraft.decoding.timing import MachineState
@@ -190,7 +191,8 @@ def test_from_a_trace_and_a_profile_to_a_verdict(pair: Path, tmp_path: Path, cap
     assert main([*measure, "--rounds", "2"]) == 0  # goes on
     assert Path("p").read_text().startswith(once)
     assert {len(found) for found in read_profile(Path("p")).samples.values()} == {2 * latency.TURNS}
-    assert set(read_profile(Path("p")).samples) == {Point(draft, 1, 16, 1), Point(draft, 3, 16, 1)}
+    ways = [Way.with_draft(sd.load_draft(draft), lookahead) for lookahead in (1, 3)]
+    assert set(read_profile(Path("p")).samples) == {Point(way, 16, 1) for way in ways}
     capsys.readouterr()
     assert main(["predict", "--trace", "t", "--profile", "p", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["predictions"]

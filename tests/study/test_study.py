@@ -142,7 +142,8 @@ def test_fewer_prompts_in_the_same_folder_are_a_study_of_their_own(models: Path,
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["live"]["tar"] == pytest.approx(row["tar"])
     outputs = read_trace(run / "trace.jsonl").outputs[:3]
-    (its,) = measured(run / "live.jsonl", outputs, [Way(row["draft"], 2)]).by_way.values()
+    way = Way.of({name: row[name] for name in ("draft", "lookahead", "digest", "dtype")})
+    (its,) = measured(run / "live.jsonl", outputs, [way]).by_way.values()
     assert row["live"] == json.loads(json.dumps(its.to_json()))
     assert set(its.states) <= {output.key[:2] for output in outputs}
     assert (run / "live.jsonl").read_text().startswith(before)

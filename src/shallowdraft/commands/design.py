@@ -65,9 +65,10 @@ class Design(ClusterCommand):
     {"best", "found", "draft"}."""
 
     def run(self) -> int:
+        from shallowdraft.identity import folder_digest
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.model import resolve_device
-        from shallowdraft.profiling.latency import read_profile, require_machine
+        from shallowdraft.profiling.latency import read_profile, require_machine, require_target
         from shallowdraft.profiling.law import fit, observations
         from shallowdraft.study.design import design, enumerate_shapes
 
@@ -80,6 +81,7 @@ class Design(ClusterCommand):
         lookaheads = parse_lookaheads(self.lookaheads)
         profile = read_profile(Path(self.profile))
         require_machine(profile, resolve_device(self.device))
+        require_target(profile, self.target, folder_digest(find_folder(self.target)))
         names = self.parent or (self.target,)
         require_decoder_only(self.target, *names)
         target, *parents = (read_shape(find_folder(name)) for name in (self.target, *names))
@@ -175,6 +177,7 @@ class Design(ClusterCommand):
         assert self.trace is not None
         self.set_threads()
         trace = read_trace(Path(self.trace))
+        trace.require_target(self.target, profile.about.get("target_digest"))
         names = [name for name in profile.drafts if not name.startswith(RANDOM)]
         made = {name: cost.best(forecast(replay(self.load_draft(name), trace), profile)) for name in names}
         if not made:

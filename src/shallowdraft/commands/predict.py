@@ -82,7 +82,7 @@ class Predict(DraftCommand):
 
     def _measured(self) -> "list[Forecast]":
         from shallowdraft import cost
-        from shallowdraft.profiling.latency import read_profile, require_machine
+        from shallowdraft.profiling.latency import read_profile, require_machine, require_target
         from shallowdraft.replay.acceptance import replay
         from shallowdraft.replay.traces import read_trace
         from shallowdraft.study.forecast import forecast, interval
@@ -91,6 +91,7 @@ class Predict(DraftCommand):
         assert self.profile is not None
         self.set_threads()
         trace, profile = read_trace(Path(self.trace)), read_profile(Path(self.profile))
+        require_target(profile, f"{trace.target}, whose trace this is,", trace.target_digest)
         names = self.draft or profile.drafts
         if not names:
             raise OptionError(f"{self.profile} has the times of no draft model; name one with profile --draft")

@@ -63,7 +63,7 @@ class Profile(DraftCommand):
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft:
             drafts = {name: self.load_draft(name) for name in self.draft}
-            ways = [Way(name, lookahead) for name in self.draft for lookahead in self.lookaheads]
+            ways = [Way.with_draft(draft, lookahead) for draft in drafts.values() for lookahead in self.lookaheads]
             wanted = points(ways, self.contexts, self.batches)
             steps = measure(target, drafting(drafts), wanted, Path(self.out), self.rounds)
             follow("profiling", steps, self.rounds * len(wanted))
@@ -88,18 +88,16 @@ class Profile(DraftCommand):
         parent = self._parent_shape(target)
         given = (str(one) for one in trial_shapes(parent)) if self.shapes == ("auto",) else self.shapes
         names = [f"{RANDOM}{one}" for one in given]
-        wanted = {name: points([Way(name, d) for d in FEW], self.contexts, [1]) for name in names}
-        size = self.rounds * sum(map(len, wanted.values()))
+        samples = self.rounds * len(FEW) * len(self.contexts)
 
         def steps() -> Iterator[int]:
-            done = 0
-            for name, of_shape in wanted.items():
+            for number, name in enumerate(names):
                 draft = random_draft(name, shape_of(name, parent), target, self.draft_dtype)
-                for count in measure(target, drafting({name: draft}), of_shape, Path(self.out), self.rounds):
-                    yield done + count
-                done += self.rounds * len(of_shape)
+                wanted = points([Way.with_draft(draft, d) for d in FEW], self.contexts, [1])
+                for count in measure(target, drafting({name: draft}), wanted, Path(self.out), self.rounds):
+                    yield number * samples + count
 
-        follow("timing shapes", steps(), size)
+        follow("timing shapes", steps(), len(names) * samples)
 
 
 def show(profile: "Measured", parent: "ModelShape") -> None:

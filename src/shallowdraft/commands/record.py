@@ -88,6 +88,7 @@ class Record(ModelCommand):
         return 0
 
     def _import(self, file: Path) -> int:
+        from shallowdraft.identity import folder_digest
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.vocabulary import load_tokenizer
         from shallowdraft.replay.imports import import_completions, import_tensors, write_trace
@@ -103,7 +104,8 @@ class Record(ModelCommand):
             raise OptionError("tensors need --prompts with the file that they belong to, and a target with a tokenizer")
         else:
             law, outputs = import_tensors(file, Path(self.prompts[0]), tokenizer)
-        write_trace(Path(self.out), self.target, vocabulary(tokenizer, read_shape(folder).vocab), law, outputs, file)
+        ids = vocabulary(tokenizer, read_shape(folder).vocab)
+        write_trace(Path(self.out), self.target, ids, law, outputs, file, folder_digest(folder))
         _say(outputs, self.out)
         return 0
 

@@ -1,7 +1,7 @@
 """Ways of speculating: what proposes, and how much of it in an iteration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shallowdraft.decoding.generation import DrafterName, Options
@@ -16,18 +16,38 @@ Whose = tuple[DrafterName, str]
 class Way:
     """A proposer at a lookahead, or with a tree."""
 
-    draft: str
-    """The draft model, or what else tells proposers of a kind apart."""
+    draft: str = field(compare=False)
+    """What the proposer is called: a draft model as somebody named it, or what tells proposers of a kind apart."""
     lookahead: int
     drafter: DrafterName = "model"
     tree: tuple[int, ...] = ()
     """Of proposals that branch: the parents of their nodes."""
+    digest: str = ""
+    """Content of the draft model or heads; the name where a name says all."""
+    dtype: str = ""
+    """Precision of the draft model."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", self.digest or self.draft)
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Way":
-        """As a record has it; earlier ones know draft models alone."""
-        drafter, tree = record.get("drafter", "model"), record.get("tree", ())
-        return cls(record["draft"], record["lookahead"], drafter, tuple(tree))
+        """Read it from a record; earlier records know draft models alone, and by name."""
+        return cls(
+            record["draft"],
+            record["lookahead"],
+            record.get("drafter", "model"),
+            tuple(record.get("tree", ())),
+            record.get("digest", ""),
+            record.get("dtype", ""),
+        )
+
+    @classmethod
+    def with_draft(
+        cls, draft: Model, lookahead: int, drafter: DrafterName = "model", tree: Tree | None = None
+    ) -> "Way":
+        """A draft model's way of proposing."""
+        return cls(draft.name, lookahead, drafter, tree.parents if tree else (), draft.digest, draft.precision)
 
     def options(self, proposers: Mapping[Whose, Options]) -> Options:
         """To generate in this way, with the proposer that is its."""

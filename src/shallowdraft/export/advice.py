@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shallowdraft import cost
-from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import RecordError
-from shallowdraft.models.checkpoint import read_json
-from shallowdraft.profiling.latency import Point, Profile, read_profile
+from shallowdraft.identity import folder_digest
+from shallowdraft.models.checkpoint import find_folder, read_json
+from shallowdraft.profiling.latency import Profile, read_profile
 from shallowdraft.records import Records
 from shallowdraft.replay.traces import read_trace
 from shallowdraft.study.study import REPLAYS
@@ -28,7 +28,7 @@ class Advice:
 
 
 def advise(folder: Path, target: str, draft: str) -> Advice:
-    """What a study's records say about a draft."""
+    """Say what a study's records know about a draft of its target, both named as `load` takes them."""
     if not (folder / "study.json").is_file():
         raise RecordError(f"{folder}: holds no study.json; name the folder of a study that has ended")
     try:
@@ -38,20 +38,26 @@ def advise(folder: Path, target: str, draft: str) -> Advice:
 
 
 def _advise(folder: Path, target: str, draft: str) -> Advice:
-    rows = {row["draft"]: row for row in read_json(folder / "study.json")["rows"] if row["drafter"] == "model"}
-    if draft not in rows:
+    rows = [row for row in read_json(folder / "study.json")["rows"] if row["drafter"] == "model"]
+    digest = folder_digest(find_folder(draft))
+    row = next((row for row in rows if row.get("digest", row["draft"]) in (digest, draft)), None)
+    if row is None:
+        names = [row["draft"] for row in rows]
+        replaced = "; its weights were replaced since" if draft in names else ""
         raise RecordError(
-            f"{folder}: its study has no draft {draft}; there are {', '.join(rows) or 'none'}; "
-            "run the study again with this draft too, it reuses the others"
+            f"{folder}: its study has no draft {draft} of this content{replaced}; there are "
+            f"{', '.join(names) or 'none'}; run the study again with this draft too, it reuses the others"
         )
-    trace = read_trace(folder / "trace.jsonl")
-    if trace.target != target:
-        raise RecordError(f"{folder}: this is a study of {trace.target}, not of {target}; name its target, or another")
-    row = rows[draft]
+    draft, trace = row["draft"], read_trace(folder / "trace.jsonl")
+    if (trace.target_digest or trace.target) not in (folder_digest(find_folder(target)), target):
+        raise RecordError(
+            f"{folder}: this is a study of {trace.target}, not of {target}, or of other weights under that name; "
+            "name its target, or another study"
+        )
     kept = Records.read(folder / "replays.jsonl", REPLAYS).latest("drafter", "draft").values()
     tars = next(one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft))
     profile = read_profile(folder / "profile.jsonl")
-    timed = sorted({point.batch for point in _points(profile, draft)})
+    timed = sorted({point.batch for point in profile.of_draft(draft)})
     live = row["live"]
     speed_up = live["speed_up"] if live else row["predicted_speed_up"]
     by_batch = {1: row["lookahead"] if speed_up > 1 else 0} | {
@@ -71,7 +77,7 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
 def _best(profile: Profile, draft: str, tars: dict[int, float], context: float, batch: int) -> int:
     """The lookahead that is fastest in batches of this size; 0 where none beats plain decoding."""
     plain_s = profile.plain_s(context, batch)
-    longest = max(point.lookahead for point in _points(profile, draft) if point.batch == batch)
+    longest = max(point.way.lookahead for point in profile.of_draft(draft) if point.batch == batch)
     found = {
         d: cost.Prediction(d, tar, profile.iteration(draft, d, context, batch), plain_s)
         for d, tar in tars.items()
@@ -84,7 +90,3 @@ def _best(profile: Profile, draft: str, tars: dict[int, float], context: float, 
         )
     best = cost.best(found)
     return best.lookahead if best.speed_up > 1 else 0
-
-
-def _points(profile: Profile, draft: str) -> list[Point]:
-    return [point for point in profile.samples if point.way == Way(draft, point.lookahead)]

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shallowdraft.errors import CheckpointError, OptionError
+from shallowdraft.identity import folder_digest
 from shallowdraft.models.checkpoint import find_folder, read_json, set_usual_mode, write_config
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
@@ -48,6 +49,8 @@ class Heads(nn.Module):
         self.outer = nn.Parameter(torch.zeros(shape.count, WIDER * shape.width, shape.width))
         self.chances: list[list[float]] = []
         """By head and rank: how often that guess is right where those before it were; measured after training."""
+        self.digest = ""
+        """Content of the folder they were loaded from; empty where they were made in memory."""
 
     @property
     def device(self) -> torch.device:
@@ -100,6 +103,7 @@ def load_heads(target: Model, path: str | Path | None = None) -> Heads:
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: the heads cannot be read ({error}); train or copy them again") from None
     heads.chances = _chances(folder, config.get("chances", []))
+    heads.digest = folder_digest(folder) or ""
     return heads.to(target.device, target.decoder.dtype).requires_grad_(False).eval()
 
 

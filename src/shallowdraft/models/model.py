@@ -1,5 +1,6 @@
 """A loaded model: decoder, tokenizer and stop tokens."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,13 +11,17 @@ import torch
 from jinja2 import TemplateError
 
 from shallowdraft.errors import OptionError, PromptError, VocabularyError
+from shallowdraft.identity import DIGITS, folder_digest
 from shallowdraft.models import fused, processes
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.memory import dtype_name
 from shallowdraft.models.parallel import Split, require_splittable
 from shallowdraft.models.projection import best_packing
 from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, vocabulary_of
 from shallowdraft.shapes import ModelShape
+
+SAMPLED_VALUES = 2**20  # of a tensor, for the digest of a model in memory
 
 _DTYPES = {
     "float32": torch.float32,
@@ -38,6 +43,8 @@ class Model:
     stop_tokens: tuple[int, ...] = ()
     start_token: int = 0
     """What an encoder–decoder begins with."""
+    checkpoint_digest: str = ""
+    """Content of the folder it was loaded from; empty for a model that was made in memory."""
     _checks: "WeakKeyDictionary[Model, VocabularyCheck]" = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
@@ -55,6 +62,16 @@ class Model:
     @property
     def device(self) -> torch.device:
         return self.decoder.device
+
+    @property
+    def digest(self) -> str:
+        """The same for the same weights, wherever they lie and whatever they are called."""
+        return self.checkpoint_digest or _tensors_digest(self.decoder)
+
+    @property
+    def precision(self) -> str:
+        """What its weights are read in: int8, or the dtype that it computes in."""
+        return "int8" if self.decoder.packing == "bytes" else dtype_name(self.decoder.dtype)
 
     def encode(self, text: str) -> list[int]:
         """Text to token ids, with the special tokens that the tokenizer puts around a prompt."""
@@ -101,6 +118,15 @@ class Model:
         return self.tokenizer
 
 
+def _tensors_digest(decoder: Decoder) -> str:
+    """Digest of every tensor of a model that lies in no folder; of a large one, evenly spread values."""
+    digest = hashlib.sha256(str(decoder.shape).encode())
+    for name, tensor in decoder.dense_state().items():
+        step = max(1, tensor.numel() // SAMPLED_VALUES)
+        digest.update(name.encode() + tensor.detach().flatten()[::step].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:DIGITS]
+
+
 def _require_unicode(text: str) -> None:
     try:
         text.encode()
@@ -140,7 +166,8 @@ def load(
         decoder.pack("bytes" if bytes_wanted else None)
     if not parallel:
         decoder.origin = str(path), "int8" if bytes_wanted else kind, where.type, trainable
-    return Model(str(path), decoder, load_tokenizer(folder), _stop_tokens(folder), _start_token(folder))
+    stops, start, digest = _stop_tokens(folder), _start_token(folder), folder_digest(folder) or ""
+    return Model(str(path), decoder, load_tokenizer(folder), stops, start, digest)
 
 
 def _load_again(name: str, path: str, dtype: str | torch.dtype, device: str, trainable: bool) -> Model:

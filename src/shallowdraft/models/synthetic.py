@@ -143,7 +143,7 @@ def random_draft(name: str, shape: ModelShape, like: Model, dtype: str | None = 
     packing = best_packing(shape, torch.float32, like.device)
     rounded = dtype == "int8" or (dtype is None and packing == "panels")
     decoder.to(like.device, resolve_dtype(None if rounded else dtype, like.device)).pack("bytes" if rounded else None)
-    return Model(name, decoder, like.tokenizer)
+    return Model(name, decoder, like.tokenizer, checkpoint_digest=name)  # its name says all that it is
 
 
 def byte_tokenizer(vocab: int) -> Any:

@@ -7,7 +7,7 @@ from samples in it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -40,24 +40,17 @@ NEAR = {"plain_s": 0.04, "handover_s": 0.4, "arithmetic_s": 0.08}  # what differ
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """What is timed."""
+    """What is timed: a way of speculating at a context and a batch size."""
 
-    draft: str
-    lookahead: int
+    way: Way
     context: int
     batch: int
-    drafter: DrafterName = "model"
-    tree: tuple[int, ...] = ()
-
-    @property
-    def way(self) -> Way:
-        return Way(self.draft, self.lookahead, self.drafter, self.tree)
 
 
-Timed = tuple[DrafterName, str, tuple[int, ...]]
-"""Whose times: a drafter, which one (or ANY), and its tree."""
+Timed = tuple[DrafterName, str, str, tuple[int, ...]]
+"""Whose times: a drafter, the digest of which one (or ANY), its precision, and its tree."""
 Alike = tuple[DrafterName, int]
-ALL_DRAFTS: Timed = ("model", ANY, ())
+ALL_DRAFTS: Timed = ("model", ANY, ANY, ())
 
 
 @dataclass(frozen=True)
@@ -69,23 +62,41 @@ class Profile:
 
     @property
     def drafts(self) -> list[str]:
-        """Draft models."""
-        return list(dict.fromkeys(point.draft for point in self.samples if point.drafter == "model"))
+        """Names of the draft models."""
+        return list(self._latest)
+
+    @cached_property
+    def _latest(self) -> dict[str, Way]:
+        """By name the draft model that was timed last under it: its weights may have been replaced since before."""
+        return {point.way.draft: point.way for point in self.samples if point.way.drafter == "model"}
+
+    def way(self, draft: str, lookahead: int) -> Way:
+        """The way of the draft model that this profile calls so."""
+        return replace(self._latest.get(draft, Way(draft, lookahead)), lookahead=lookahead)
 
     def lookaheads(self, draft: str) -> list[int]:
-        return self._lookaheads(("model", draft, ()))
+        return self._lookaheads(self._whose(draft))
+
+    def _whose(self, draft: str) -> Timed:
+        return ALL_DRAFTS if draft == ANY else _own(self.way(draft, 1))
 
     def _lookaheads(self, whose: Timed) -> list[int]:
-        return sorted({point.lookahead for point in self.samples if whose in _counted_for(point)})
+        return sorted({point.way.lookahead for point in self.samples if whose in _counted_for(point)})
 
     def lookaheads_in(self, draft: str, context: int, batch: int) -> list[int]:
         """Those at which a draft, or ANY, was timed at this very context and batch size."""
-        by_context = self._times.get((("model", draft, ()), batch), {})
+        by_context = self._times.get((self._whose(draft), batch), {})
         return sorted(by_context.get(context, {}))
 
     def covers(self, way: Way) -> bool:
         """Whether it was timed, or one that proposes more."""
-        timed = self._lookaheads((way.drafter, way.draft, way.tree))
+        timed = self._lookaheads(_own(way))
+        if not timed and way.draft in self._latest:
+            timed_dtype = self._latest[way.draft].dtype
+            raise RecordError(
+                f"the profile has no times of this {way.draft} ({way.dtype}): its weights were replaced since they "
+                f"were timed, or read as {timed_dtype}; profile it again into the same file"
+            )
         if not timed:
             raise RecordError(f"the profile has no times of {way.draft}; measure it first")
         return way.lookahead <= max(timed)
@@ -103,18 +114,20 @@ class Profile:
     def iteration(
         self, draft: str, lookahead: int, context: float, batch: int = 1, state: MachineState | None = None
     ) -> Iteration:
-        """Seconds of an iteration with a draft model."""
-        return self.iteration_of(Way(draft, lookahead), context, batch, state)
+        """Seconds of an iteration with the draft model that this profile calls so."""
+        return self.iteration_of(self.way(draft, lookahead), context, batch, state)
 
     def iteration_of(self, way: Way, context: float, batch: int = 1, state: MachineState | None = None) -> Iteration:
         """Seconds of an iteration, between the measured contexts and lookaheads on a straight line.
 
         On the machine as it is then and there; without a state, as it was while profiling.
         """
-        lookahead, own = way.lookahead, (way.drafter, way.draft, way.tree)
-        verified: Timed = ALL_DRAFTS if way.drafter == "model" else own
-        whose: dict[str, Timed] = {"draft_s": own, "target_s": verified, "rest_s": own}
+        lookahead, own = way.lookahead, _own(way)
+        verified = ALL_DRAFTS if way.drafter == "model" else own
+        whose = {"draft_s": own, "target_s": verified, "rest_s": own}
         met = state and self._nearest_met(state)
+        if (own, batch) not in self._times:
+            raise RecordError(_unknown(way, batch))
         ratios = [self._ratio(part, whose[part], lookahead, context, batch, met) for part in PARTS]
         plain_s = state.plain_s if state else self.plain_s(context, batch)
         return Iteration(*(ratio * plain_s for ratio in ratios))
@@ -140,9 +153,12 @@ class Profile:
             low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
             return float((high - low) / 2 / middle)
 
-        return median(
-            of_point(found) for point, found in self.samples.items() if point.way == Way(draft, point.lookahead)
-        )
+        return median(of_point(found) for point, found in self.of_draft(draft).items())
+
+    def of_draft(self, draft: str) -> dict[Point, list[Record]]:
+        """Samples of the draft model that this profile calls so."""
+        whose = self._whose(draft)
+        return {point: rows for point, rows in self.samples.items() if _own(point.way) == whose}
 
     def _nearest_met(self, state: MachineState) -> MachineState:
         """The state, or what came nearest to it while profiling; what is unknown stays so."""
@@ -162,7 +178,7 @@ class Profile:
     ) -> float:
         timed = self._times.get((whose, batch))
         if timed is None:
-            raise RecordError(_unknown(whose, lookahead, batch))
+            raise RecordError(_unknown(Way("DRAFT", lookahead), batch))
         by_context = {
             one: _between(
                 lookahead,
@@ -182,7 +198,7 @@ class Profile:
         for point, found in self.samples.items():
             for whose in _counted_for(point):
                 by_context = rows.setdefault((whose, point.batch), {})
-                by_context.setdefault(point.context, {}).setdefault(point.lookahead, []).extend(found)
+                by_context.setdefault(point.context, {}).setdefault(point.way.lookahead, []).extend(found)
         return {
             key: {context: {d: _columns(found) for d, found in of.items()} for context, of in by_context.items()}
             for key, by_context in rows.items()
@@ -207,20 +223,24 @@ def _between(where: float, values: Mapping[int, float]) -> float:
     return float(np.interp(where, known, [values[one] for one in known]))
 
 
-def _unknown(whose: Timed, lookahead: int, batch: int) -> str:
-    """What is missing, and how it is measured."""
-    drafter, draft, _ = whose
-    named = draft or "any draft"
-    how = f"--draft {draft or 'DRAFT'} --lookaheads {lookahead} --batches {batch}"
-    if drafter == "model":
-        return f"the profile has no times of {named} at lookahead {lookahead}, batch {batch}; add some: profile {how}"
-    return f"the profile has no times of {named} ({drafter}) at lookahead {lookahead}, batch {batch}; run a study of it"
+def _unknown(way: Way, batch: int) -> str:
+    """Say what is missing, and how it is measured."""
+    missing = f"at lookahead {way.lookahead}, batch {batch}"
+    how = f"--draft {way.draft} --lookaheads {way.lookahead} --batches {batch}"
+    if way.drafter == "model":
+        return f"the profile has no times of {way.draft} {missing}; add some: profile {how}"
+    return f"the profile has no times of {way.draft} ({way.drafter}) {missing}; run a study of it"
+
+
+def _own(way: Way) -> Timed:
+    """Whose times they are that belong to this way's proposer alone."""
+    return way.drafter, way.digest, way.dtype, way.tree
 
 
 def _counted_for(point: Point) -> list[Timed]:
     """All draft models are verified alike, so that their times count for all of them too."""
-    own: Timed = (point.drafter, point.draft, point.tree)
-    return [own, ALL_DRAFTS] if point.drafter == "model" else [own]
+    own = _own(point.way)
+    return [own, ALL_DRAFTS] if point.way.drafter == "model" else [own]
 
 
 def _alike(whose: Timed, lookahead: int) -> Alike:
@@ -290,10 +310,7 @@ def _median(found: dict[str, Floats], part: str, state: MachineState | None, slo
 
 
 def points(ways: Sequence[Way], contexts: Sequence[int], batches: Sequence[int]) -> list[Point]:
-    return [
-        Point(way.draft, way.lookahead, context, batch, way.drafter, way.tree)
-        for way, context, batch in product(ways, contexts, batches)
-    ]
+    return [Point(way, context, batch) for way, context, batch in product(ways, contexts, batches)]
 
 
 def about(target: Model) -> Record:
@@ -301,11 +318,22 @@ def about(target: Model) -> Record:
     threads = torch.get_num_threads() if target.device.type == "cpu" else None
     return {
         "target": target.name,
+        "target_digest": target.digest,
         "shape": str(target.shape),
-        "dtype": str(target.decoder.dtype).removeprefix("torch."),
+        "dtype": target.precision,
         "device": device_name(target.device),
         "threads": threads,
     }
+
+
+def require_target(profile: Profile, name: str, digest: str | None) -> None:
+    """Refuse a profile of another target."""
+    timed = profile.about.get("target_digest")
+    if timed and digest and timed != digest:
+        raise RecordError(
+            f"the profile has times of {profile.about['target']} (content {timed}), and {name} is another model "
+            f"(content {digest}), or its weights were replaced since; profile it, or name the other"
+        )
 
 
 def require_machine(profile: Profile, device: torch.device) -> None:
@@ -330,11 +358,15 @@ def measure(
     done = {(_point(row), row["round"], row["turn"]) for row in file}
     groups: dict[tuple[str, str, int, int], list[Point]] = {}
     for point in wanted:
-        groups.setdefault((point.drafter, point.draft, point.context, point.batch), []).append(point)
+        groups.setdefault((point.way.drafter, point.way.digest, point.context, point.batch), []).append(point)
     count = 0
     for number in range(rounds):
         for group in groups.values():
-            left = [point for point in group if any((point, number, turn) not in done for turn in range(TURNS))]
+            left = [
+                point
+                for point in dict.fromkeys(group)
+                if any((point, number, turn) not in done for turn in range(TURNS))
+            ]
             for row in _sample(target, proposers, left) if left else ():
                 if (_point(row), number, row["turn"]) not in done:
                     file.append(row | {"round": number})
@@ -353,7 +385,8 @@ def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[P
     for turn, found in enumerate(samples):
         for point, (plain, times, state) in zip(group, found, strict=True):
             yield (
-                asdict(point)
+                asdict(point.way)
+                | {"context": context, "batch": batch}
                 | asdict(state)
                 | {
                     "turn": turn,
@@ -366,8 +399,7 @@ def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[P
 
 
 def _point(row: Record) -> Point:
-    (point,) = points([Way.of(row)], [row["context"]], [row["batch"]])
-    return point
+    return Point(Way.of(row), row["context"], row["batch"])
 
 
 def read_profile(path: Path) -> Profile:

@@ -85,13 +85,13 @@ def observations(profile: Profile, like: ModelShape) -> list[Observation]:
     """Of the shapes in a profile, which are of the family of `like`."""
     return [
         Observation(
-            shape_of(point.draft, like),
-            point.lookahead,
+            shape_of(point.way.draft, like),
+            point.way.lookahead,
             point.context,
-            profile.iteration(point.draft, point.lookahead, point.context).draft_s,
+            profile.iteration_of(point.way, point.context).draft_s,
         )
         for point in profile.samples
-        if point.draft.startswith(RANDOM) and point.batch == 1
+        if point.way.draft.startswith(RANDOM) and point.batch == 1
     ]
 
 

@@ -32,13 +32,17 @@ class Acceptance(Replay):
     """For each output, of every token behind the first: the probability that the draft's token is accepted."""
     room: list[int] = field(repr=False)
     """For each output: tokens after which the draft's context is full."""
+    digest: str = ""
+    """Content of the draft."""
+    dtype: str = ""
+    """Its precision."""
 
     @cached_property
     def walk(self) -> Walk:
         return walk(self.accepted, LOOKAHEADS, self.room)
 
     def way(self, size: int) -> Way:
-        return Way(self.draft, size)
+        return Way(self.draft, size, digest=self.digest, dtype=self.dtype)
 
     def iterations_in(self, row: int, size: int) -> list[tuple[int, int]]:
         kept = iterations_of([one >= 1 for one in self.accepted[row]], size, self.room[row])
@@ -59,7 +63,8 @@ def replay(draft: Model, trace: Trace, *, fits: bool = False) -> Acceptance:
         np.pad(found.astype(float), (0, len(output.output) - 1 - len(found)))  # beyond the draft's context
         for found, output in zip(accepted, trace.outputs, strict=True)
     ]
-    return Acceptance(draft.name, trace, padded, [context - len(output.prompt) - 1 for output in trace.outputs])
+    room = [context - len(output.prompt) - 1 for output in trace.outputs]
+    return Acceptance(draft.name, trace, padded, room, draft.digest, draft.precision)
 
 
 def acceptances(draft: Model, output: Output, sampling: Sampling, vocab: int) -> Iterator[Tensor]:

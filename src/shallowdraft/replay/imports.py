@@ -63,15 +63,28 @@ def import_tensors(path: Path, prompts: Path, tokenizer: Any) -> tuple[Sampling,
 
 
 def write_trace(
-    path: Path, target: str, vocabulary: Record, law: Sampling, outputs: list[Output], source: Path
+    path: Path,
+    target: str,
+    vocabulary: Record,
+    law: Sampling,
+    outputs: list[Output],
+    source: Path,
+    target_digest: str | None = None,
 ) -> None:
+    """Write outputs of another engine as a trace, whole; the digest is there where the target's weights are."""
     if path.exists():
         raise RecordError(f"{path} exists already; name another file")
     largest = max(max(output.prompt + output.output) for output in outputs)
     if largest >= vocabulary["size"]:
         raise RecordError(f"{source}: token id {largest:,} is not in {target}'s vocabulary of {vocabulary['size']:,}")
     sampling = {"temperature": law.temperature} if law.greedy else asdict(law)
-    about = {"target": target, "vocabulary": vocabulary, "sampling": sampling, "imported": source.name}
+    about = {
+        "target": target,
+        "target_digest": target_digest,
+        "vocabulary": vocabulary,
+        "sampling": sampling,
+        "imported": source.name,
+    }
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
     file = Records.open(partial, KIND, about)

@@ -63,7 +63,7 @@ def replay_trees(draft: Model, trace: Trace, nodes: Sequence[int], *, fits: bool
     """The best tree of each number of nodes; `fits` as for `replay`."""
     ranks = replay_ranks(draft, trace, fits=fits)
     trees = {count: ranks.tree(count) for count in nodes}
-    ways = {count: Way(draft.name, tree.depth, "tree", tree.parents) for count, tree in trees.items()}
+    ways = {count: Way.with_draft(draft, tree.depth, "tree", tree) for count, tree in trees.items()}
     return Counted(draft.name, trace, ways, {count: ranks.kept(tree) for count, tree in trees.items()})
 
 
@@ -93,7 +93,7 @@ def replay_heads(target: Model, heads: Heads, name: str, trace: Trace, nodes: Se
     require_greedy(trace)
     ranks = [_guessed(target.decoder, heads, output) for output in trace.outputs]
     trees = {n: Settings(drafter="medusa", heads=heads, nodes=n).shape_of_tree(target.shape.vocab) for n in nodes}
-    ways = {count: Way(name, tree.depth, "medusa", tree.parents) for count, tree in trees.items()}
+    ways = {n: Way(name, tree.depth, "medusa", tree.parents, heads.digest) for n, tree in trees.items()}
     kept = {n: [[tree.followed(row[: tree.depth]) for row in one] for one in ranks] for n, tree in trees.items()}
     return Counted(name, trace, ways, kept)
 

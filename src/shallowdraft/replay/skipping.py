@@ -31,13 +31,18 @@ def replay_skips(target: Model, skips: Collection[int], trace: Trace, lookaheads
     """At every lookahead. It takes time, so that what was found is kept in a file and not looked for again."""
     require_greedy(trace)
     name, longest = name_of(skips), max(lookaheads)
-    file = Records.open(path, KIND, {"target": target.name})
-    known = {_key(row): row["right"] for row in file if row["draft"] == name and row["longest"] >= longest}
+    file = Records.open(path, KIND, {"target": target.name, "target_digest": target.digest})
+    outputs = {output.key: output.digest for output in trace.outputs}
+    known = {
+        _key(row): row["right"]
+        for row in file
+        if row["draft"] == name and row["longest"] >= longest and row["output_digest"] == outputs.get(_key(row))
+    }
     left = [output for output in trace.outputs if output.key not in known]
     for first in range(0, len(left), BATCH):
-        outputs = left[first : first + BATCH]
-        for output, right in zip(outputs, drafted_right(target, skips, outputs, longest), strict=True):
-            about = {"set": output.set, "id": output.id, "sample": output.sample}
+        chunk = left[first : first + BATCH]
+        for output, right in zip(chunk, drafted_right(target, skips, chunk, longest), strict=True):
+            about = {"set": output.set, "id": output.id, "sample": output.sample, "output_digest": output.digest}
             file.append(about | {"draft": name, "longest": longest, "right": right})
             known[output.key] = right
     kept = {d: [[min(d, right) for right in known[output.key]] for output in trace.outputs] for d in lookaheads}

@@ -13,6 +13,7 @@ from torch import Tensor
 from shallowdraft.decoding.generation import generate
 from shallowdraft.decoding.sampling import Sampling, probabilities
 from shallowdraft.errors import OptionError, PromptError, RecordError, VocabularyError
+from shallowdraft.identity import text_digest
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 from shallowdraft.models.vocabulary import vocabulary_of
@@ -42,6 +43,11 @@ class Output:
     def key(self) -> tuple[str, str, int]:
         return self.set, self.id, self.sample
 
+    @property
+    def digest(self) -> str:
+        """Of what was read and written: another text under the same key is another output."""
+        return text_digest(self.prompt, self.output)
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -51,6 +57,13 @@ class Trace:
     vocabulary: Record
     sampling: Sampling
     outputs: list[Output]
+    target_digest: str | None = None
+    """Content of the target; None where it was recorded elsewhere."""
+
+    @property
+    def digest(self) -> str:
+        """Content of target and outputs."""
+        return text_digest(self.target_digest, [output.digest for output in self.outputs])
 
     @property
     def sets(self) -> list[str]:
@@ -71,6 +84,14 @@ class Trace:
             "use a draft with the target's tokenizer"
         )
 
+    def require_target(self, name: str, digest: str | None) -> None:
+        """Refuse another model than the one that wrote this; what was recorded elsewhere is taken at its word."""
+        if self.target_digest and digest and self.target_digest != digest:
+            raise RecordError(
+                f"the trace was written by {self.target} (content {self.target_digest}), and {name} is another model "
+                f"(content {digest}), or its weights were replaced since; record a trace of it, or name the other"
+            )
+
 
 def require_greedy(trace: Trace) -> None:
     """For what is known exactly of greedy decoding alone."""
@@ -84,7 +105,8 @@ def read_trace(path: Path) -> Trace:
     outputs = [_output(path, record, sampling) for record in file]
     if not outputs:
         raise RecordError(f"{path}: holds no output; record it again")
-    return Trace(file.about["target"], file.about["vocabulary"], sampling, outputs)
+    about = file.about
+    return Trace(about["target"], about["vocabulary"], sampling, outputs, about.get("target_digest"))
 
 
 def _output(path: Path, record: Record, sampling: Sampling) -> Output:
@@ -114,20 +136,26 @@ def record(
     law = {name: value for name, value in asdict(sampling).items() if not sampling.greedy or name == "temperature"}
     about = {
         "target": target.name,
+        "target_digest": target.digest,
+        "dtype": target.precision,
         "vocabulary": vocabulary(target.tokenizer, target.shape.vocab),
         "sampling": law,
         "max_new_tokens": max_new_tokens,
         "chat": chat,
     }
-    file = Records.open(path, KIND, about, device=str(target.device), dtype=str(target.decoder.dtype))
-    done = {(row["set"], row["id"], row["sample"]) for row in file}
-    wanted = [
-        Output(prompt.id, name, sample, ids, [], None, cut)
-        for name, prompt in prompts
-        for sample in range(samples)
-        if (name, prompt.id, sample) not in done
-        for ids, cut in [fitted(target, prompt, max_new_tokens, chat=chat)]
-    ]
+    file = Records.open(path, KIND, about, device=str(target.device))
+    done = {(row["set"], row["id"], row["sample"]): row["prompt"] for row in file}
+    wanted = []
+    for name, prompt in prompts:
+        ids, cut = fitted(target, prompt, max_new_tokens, chat=chat)
+        for sample in range(samples):
+            if done.get((name, prompt.id, sample), ids) != ids:
+                raise RecordError(
+                    f"{path} was begun with another text of prompt {prompt.id} of {name}, or another tokenizer; "
+                    "name another file or folder, or remove it"
+                )
+            if (name, prompt.id, sample) not in done:
+                wanted.append(Output(prompt.id, name, sample, ids, [], None, cut))
     total = len(prompts) * samples
     yield total - len(wanted)
     for start in range(0, len(wanted), batch):

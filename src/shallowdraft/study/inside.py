@@ -27,7 +27,7 @@ where nothing was proposed."""
 
 def keep_inside(target: Model, shown: Sequence[tuple[Proposer, Replay, int]], path: Path) -> None:
     """For proposers, the winner first, each at its chosen size."""
-    file = Records.open(path, KIND, {"target": target.name})
+    file = Records.open(path, KIND, {"target": target.name, "target_digest": target.digest})
     rows = _ends(shown[0][1], shown[0][2])
     found = (_inside(target, *one, row) for one in shown for row in rows)
     file.renew(found, "set", "id", "sample", "drafter", "draft")

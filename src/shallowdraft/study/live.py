@@ -55,7 +55,8 @@ def run_live(
                     made = _decode(target, output, way.options(proposers), max_new_tokens)
                     after = _state(target, output, max_new_tokens)
                     states = {"states": [asdict(state) for state in (before, after)]}
-                    file.append({"set": output.set, "id": output.id, "round": number} | asdict(way) | made | states)
+                    place = {"set": output.set, "id": output.id, "output_digest": output.digest, "round": number}
+                    file.append(place | asdict(way) | made | states)
                     before = after
                     count = min(total, count + 1)
                     yield count
@@ -89,7 +90,8 @@ def _to_take_again(attempts: Attempts) -> bool:
 def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, Attempts]:
     """Of these prompts."""
     contexts = {output.key[:2]: len(output.prompt) + len(output.output) / 2 for output in outputs}
-    rows = [row for row in file if key_of(row) in contexts]
+    texts = {output.key[:2]: output.digest for output in outputs}
+    rows = [row for row in file if key_of(row) in texts and row.get("output_digest", "") in ("", texts[key_of(row)])]
     found: dict[Run, Attempts] = {}
     for row, stall in zip(rows, stalled(rows, contexts), strict=True):
         found.setdefault((key_of(row), row["round"], Way.of(row)), []).append((row, stall))

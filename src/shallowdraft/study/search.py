@@ -149,8 +149,14 @@ class Search:
 
     def run(self, candidates: Sequence[Candidate], rungs: Sequence[Rung]) -> Found:
         """Build, or what is left of it."""
-        name = self.builder.target.name
-        about = {"target": name, "trace": len(self.trace.outputs), "rungs": [vars(rung) for rung in rungs]}
+        about = {
+            "target": self.builder.target.name,
+            "target_digest": self.builder.target.digest,
+            "trace": len(self.trace.outputs),
+            "trace_digest": self.trace.digest,
+            "parents": {name: parent.digest for name, parent in self.builder.parents.items()},
+            "rungs": [vars(rung) for rung in rungs],
+        }
         file = Records.open(self.builder.folder / "search.jsonl", KIND, about)
         done = {(row["candidate"], row["rung"]): row for row in file}
         left = list(candidates)
@@ -167,7 +173,7 @@ class Search:
 
     def _judge(self, candidate: Candidate, number: int, rung: Rung, folder: Path) -> Record:
         draft = replace(self.load_draft(str(folder)), name=candidate.name)
-        ways = [Way(candidate.name, lookahead) for lookahead in timed_at(self.lookaheads)]
+        ways = [Way.with_draft(draft, lookahead) for lookahead in timed_at(self.lookaheads)]
         wanted = points(ways, [round(self.trace.mean_context)], [1])
         steps = measure(self.engine, drafting({candidate.name: draft}), wanted, self.profile, self.rounds)
         self.follow(f"timing {candidate.name}", steps, self.rounds * len(wanted))

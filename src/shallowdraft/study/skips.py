@@ -15,6 +15,7 @@ import numpy as np
 from shallowdraft.decoding.generation import Options, generate
 from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.errors import OptionError, RecordError
+from shallowdraft.identity import text_digest
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.traces import Output, Trace
@@ -152,11 +153,18 @@ def search(target: Model, trace: Trace, path: Path, trials: int) -> Iterator[int
         import optuna
     except ImportError:
         raise OptionError("the search needs optuna; install it: pip install 'shallowdraft[train]'") from None
+    trace.require_target(target.name, target.digest)
     if not trace.sampling.greedy:
         raise OptionError("the trace was sampled; the search needs a greedy one (record without --temperature)")
     rounds = _rounds(trace.outputs)
-    keys = [output.key for outputs in rounds for output in outputs]
-    about = {"target": target.name, "outputs": keys, "new_tokens": NEW_TOKENS}
+    chosen = [output for outputs in rounds for output in outputs]
+    about = {
+        "target": target.name,
+        "target_digest": target.digest,
+        "outputs": [output.key for output in chosen],
+        "outputs_digest": text_digest([output.digest for output in chosen]),
+        "new_tokens": NEW_TOKENS,
+    }
     records = Records.open(path, KIND, about)
     done = list(records)
     if not done:

@@ -172,14 +172,15 @@ def _flat(one: cost.Prediction) -> Record:
 
 def _keep(found: Sequence[tuple[Proposer, Replay]], trace: Trace, plan: Plan, path: Path) -> None:
     """What every replay knows, for the report."""
-    file = Records.open(path, REPLAYS, {"target": trace.target})
+    file = Records.open(path, REPLAYS, {"target": trace.target, "target_digest": trace.target_digest})
     file.renew((_kept(*one, plan) for one in found), "drafter", "draft")
 
 
 def _kept(proposer: Proposer, found: Replay, plan: Plan) -> Record:
     names = ("name", "drafter", "draft", "shape", "layers", "parameters")
     by_position = found.walk.acceptance_by_position(max(plan.sizes(proposer))).tolist()
-    about = {name: getattr(proposer, name) for name in names}
+    way = found.way(found.walk.sizes[0])
+    about = {name: getattr(proposer, name) for name in names} | {"digest": way.digest, "dtype": way.dtype}
     return found.to_json() | about | {"acceptance_by_position": by_position}
 
 
@@ -188,7 +189,7 @@ def _recorded(target: Model, plan: Plan, path: Path, follow: Follow) -> Trace:
     follow("recording the target", steps, len(plan.prompts))
     trace, wanted = read_trace(path), {(name, prompt.id) for name, prompt in plan.prompts}
     chosen = [output for output in trace.outputs if output.key[:2] in wanted]
-    return Trace(trace.target, trace.vocabulary, trace.sampling, chosen)
+    return replace(trace, outputs=chosen)
 
 
 def _replayed(

@@ -1,0 +1,68 @@
+"""Digests of checkpoint folders: the same for the same content, another for other weights, quick for large files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import shallowdraft as sd
+from shallowdraft.identity import BLOCK_BYTES, BLOCKS, WHOLE_BYTES, folder_digest
+from shallowdraft.models.synthetic import random_decoder
+from shallowdraft.shapes import parse
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    sd.Model("m", random_decoder(parse("1x64/2h/96", vocab=64))).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_same_content_is_the_same_model_wherever_it_lies(checkpoint: Path, tmp_path: Path):
+    copied = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(
+        json.dumps(config | {"_name_or_path": "elsewhere", "transformers_version": "9"})
+    )
+    assert folder_digest(copied) == folder_digest(checkpoint) == sd.load(checkpoint).digest
+
+
+def test_one_weight_or_one_field_makes_another_model(checkpoint: Path):
+    before = folder_digest(checkpoint)
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["model.norm.weight"][3] += 1
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    changed = folder_digest(checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
+    assert len({before, changed, folder_digest(checkpoint)}) == 3
+
+
+def test_a_folder_without_weights_has_no_digest(checkpoint: Path):
+    (checkpoint / "model.safetensors").unlink()
+    assert folder_digest(checkpoint) is None
+
+
+def test_of_a_large_file_little_is_read(checkpoint: Path):
+    """Sparse files of the size of a large model's: what is read of them is a few blocks, wherever they differ."""
+    size = 20 * 2**30
+    with (checkpoint / "model.safetensors").open("wb") as file:
+        file.truncate(size)
+    before = folder_digest(checkpoint)
+    assert BLOCKS * BLOCK_BYTES < size / 1000
+    with (checkpoint / "model.safetensors").open("r+b") as file:  # as a fine-tuned model differs: nearly everywhere
+        file.seek(size // 3)
+        file.write(b"1" * WHOLE_BYTES)
+    assert folder_digest(checkpoint) != before
+
+
+def test_a_model_in_memory_has_a_digest_too():
+    decoder = random_decoder(parse("1x64/2h/96", vocab=64))
+    model = sd.Model("m", decoder)
+    before = model.digest
+    assert before == sd.Model("other name", random_decoder(parse("1x64/2h/96", vocab=64)).pack()).digest
+    with torch.no_grad():
+        decoder.norm.weight[0] += 1
+    assert model.digest != before
