@@ -12,8 +12,9 @@ from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.divergence import explain, greedy_gaps
 from shallowdraft.decoding.drafters import ModelDrafter
 from shallowdraft.decoding.engine import Engine
-from shallowdraft.decoding.generation import Settings
+from shallowdraft.decoding.generation import Options, Settings
 from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.kernels import gpu
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.prompts import Prompt
@@ -222,6 +223,16 @@ def test_weights_in_8_bits(tmp_path):
         for prompt, first, second in zip(PROMPTS, plain, speculative, strict=True):
             found = explain(one, prompt, first.token_ids, second.token_ids)
             assert found is None or found.tie, str(found)
+
+
+def test_what_a_timed_iteration_takes_is_at_least_its_parts():
+    """Results come one iteration late: all of the iterations that a sample counts must have been waited for."""
+    target, draft = on_gpu(torch.bfloat16)
+    ways = [Options(), Options(draft=draft, lookahead=4)]
+    for turn in time_beside_plain(target, [PROMPTS[0]], ways, warm_up=4, count=12, turns=4)[1:]:
+        for plain, times, _ in turn:
+            for one in (plain, times):
+                assert one.total_s >= 0.99 * (one.draft_s + one.verify_s)
 
 
 def test_a_study_runs_there(tmp_path):

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -10,18 +10,23 @@ import torch
 
 PHASES = ("prefill", "draft", "verify")
 
+Reading = Callable[[str], float]
+"""Seconds of a phase up to where the clock was read."""
+
 
 class Clock(Protocol):
     """Adds up the seconds of named phases."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Counts what happens inside."""
+        """Count what happens inside."""
 
-    def seconds(self, name: str) -> float:
-        """Total of a phase so far; on a GPU this waits for it, so ask after the last iteration."""
+    def read(self) -> Reading:
+        """Totals up to here. On a GPU, up to where the work that was given to it so far ends: nothing is waited for
+        until a phase is asked for.
+        """
 
     def reset(self) -> None:
-        """Back to nothing."""
+        """Begin from nothing."""
 
 
 def new_clock(device: torch.device) -> Clock:
@@ -29,7 +34,7 @@ def new_clock(device: torch.device) -> Clock:
 
 
 class HostClock:
-    """By the host's clock."""
+    """The host's clock."""
 
     def __init__(self) -> None:
         self.reset()
@@ -40,15 +45,16 @@ class HostClock:
         yield
         self._seconds[name] += time.perf_counter() - begin_s
 
-    def seconds(self, name: str) -> float:
-        return self._seconds[name]
+    def read(self) -> Reading:
+        spent = dict(self._seconds)
+        return lambda name: spent.get(name, 0.0)
 
     def reset(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
 
 
 class DeviceClock:
-    """By the GPU's own clock, read in the stream: it keeps counting where an iteration is replayed from a graph."""
+    """The GPU's own clock, read in the stream: it keeps counting where an iteration is replayed from a graph."""
 
     def __init__(self, device: torch.device) -> None:
         from shallowdraft.kernels import gpu
@@ -63,8 +69,9 @@ class DeviceClock:
         yield
         self._stamp(at, 1)
 
-    def seconds(self, name: str) -> float:
-        return float(self._spent[PHASES.index(name)]) / 1e9
+    def read(self) -> Reading:
+        spent = self._spent.clone()
+        return lambda name: float(spent[PHASES.index(name)]) / 1e9
 
     def reset(self) -> None:
         self._spent.zero_()

@@ -1,7 +1,7 @@
 """Generate text with a target and, if given, a draft: the public entry of the engine."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Literal, TypedDict, Unpack, cast, get_args, overload
@@ -320,7 +320,7 @@ class Run:
             yield
             begin_s = time.perf_counter()
             if all(row.finish_reason for row in self.rows):
-                self._times = self.times()
+                self._times = self.read_clock()()
                 _keep(self.target, self.settings, self.engine)
                 return
 
@@ -330,15 +330,17 @@ class Run:
         for row in self.rows:
             row.tokens.clear()
 
-    def times(self) -> Times:
-        if self._times:
-            return self._times
-        clock = self.engine.clock
-        return Times(clock.seconds("prefill"), clock.seconds("draft"), clock.seconds("verify"), self._total_s)
+    def read_clock(self) -> Callable[[], Times]:
+        """The run's times up to here, to be asked for later: on a GPU an iteration is still under way, and asking
+        waits for it.
+        """
+        seconds, total_s = self.engine.clock.read(), self._total_s
+        return lambda: Times(seconds("prefill"), seconds("draft"), seconds("verify"), total_s)
 
     def results(self) -> list[Generation]:
-        times = self.times()
-        return [self._result(row, times) for row in self.rows]
+        """What came of every prompt, once all have ended."""
+        assert self._times is not None
+        return [self._result(row, self._times) for row in self.rows]
 
     def _result(self, row: Row, times: Times) -> Generation:
         accepted, lookahead = row.accepted_by_iteration, self.engine.drafter.lookahead

@@ -45,10 +45,13 @@ def time_beside_plain(
         runs[way].rewind()
         for _ in range(warm_up):
             next(steps[way])
-        before = runs[way].times()
+        # On a GPU results come one iteration late. So the clocks are read while iterations go on, and nothing is
+        # waited for in between: after a pause one iteration less would be counted.
+        before = runs[way].read_clock()
         for _ in range(count):
             next(steps[way])
-        return runs[way].times() - before
+        after = runs[way].read_clock()
+        return after() - before()
 
     found: list[list[tuple[Times, Times, MachineState]]] = []
     for _ in range(turns):
