@@ -13,6 +13,7 @@ from math import floor, log
 from shallowdraft import cost
 from shallowdraft.cost import Iteration
 from shallowdraft.errors import OptionError
+from shallowdraft.portable import require_portable
 from shallowdraft.profiling.latency import Profile
 from shallowdraft.profiling.law import SHARES, LatencyLaw, layer_weights, narrowed
 from shallowdraft.shapes import ModelShape
@@ -49,8 +50,10 @@ class Design:
 
 def enumerate_shapes(parent: ModelShape, max_parameters: int | None = None) -> list[ModelShape]:
     """Depths, widths and FFN sizes that the parent has room for, the parent itself among them."""
+    require_portable(parent)
     depths = sorted({depth for depth in DEPTHS if depth <= parent.layers} | {parent.layers})
-    found = [
+    found = [parent]
+    found += [
         narrowed(parent, layers, share, max(8, round(share * ffn * parent.ffn / 8) * 8))
         for layers, share, ffn in product(depths, SHARES, FFN_SHARES)
     ]
