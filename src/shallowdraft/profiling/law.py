@@ -12,8 +12,8 @@ from statistics import median
 
 import numpy as np
 
-from shallowdraft.errors import RecordError
-from shallowdraft.portable import FULL_WIDTH, require_portable
+from shallowdraft.errors import OptionError, RecordError
+from shallowdraft.portable import FULL_WIDTH, refusal
 from shallowdraft.profiling.latency import Profile
 from shallowdraft.shapes import ModelShape, child_shape, parse
 
@@ -161,7 +161,17 @@ def layer_weights(shape: ModelShape) -> int:
 
 def trial_shapes(parent: ModelShape) -> list[ModelShape]:
     """What to time for a law: Figure 4's shapes, and depths at half the width."""
-    require_portable(parent)
     families: Iterable[list[ModelShape]] = figure_4(parent).values()
     half = [narrowed(parent, layers, 0.5) for layers in DEPTHS if layers <= parent.layers]
-    return list(dict.fromkeys([shape for family in families for shape in family] + half))
+    return buildable(parent, [shape for family in families for shape in family] + half)
+
+
+def buildable(parent: ModelShape, shapes: Iterable[ModelShape]) -> list[ModelShape]:
+    """Shapes that the parent has room for and other software loads, each once."""
+    fitting = [shape for shape in dict.fromkeys(shapes) if shape.d_model <= parent.d_model and refusal(shape) is None]
+    if not fitting:
+        raise OptionError(
+            f"{parent}: {refusal(parent)}, and no shape that it can be pruned to would be loaded by transformers and "
+            "engines; take another parent"
+        )
+    return fitting
