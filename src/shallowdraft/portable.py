@@ -1,7 +1,7 @@
 """Shapes that other software loads: transformers, and the engines that a draft is exported to. No torch here.
 
-Transformers refuses a Llama whose heads do not divide d_model, whatever width they are said to have. vLLM takes the
-heads of a Qwen2 to be d_model / heads wide, llama.cpp and transformers do so for OPT or Qwen2. T5 may have any heads.
+Transformers refuses a Llama whose heads do not divide d_model, whatever width they are said to have. It takes the heads
+of an OPT, and vLLM those of a Qwen2, to be d_model / heads wide. T5 may have any heads.
 """
 
 from collections.abc import Iterable, Iterator

@@ -67,6 +67,7 @@ def test_without_tokenizers_sizes_decide():
         ),
         ("1x64/4h/96", {"initializer_range": "wide"}, "initializer_range"),
     ],
+    ids=["heads", "a field's type"],
 )
 def test_a_config_that_transformers_refuses_is_blamed_with_its_reason(
     tmp_path: Path, notation: str, change: dict[str, object], said: str

@@ -17,8 +17,8 @@ from shallowdraft.building.pruning import require_reachable
 from shallowdraft.cli import main
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.profiling.latency import KIND, read_profile
 from shallowdraft.portable import require_portable
+from shallowdraft.profiling.latency import KIND, read_profile
 from shallowdraft.profiling.law import LatencyLaw, layer_weights, trial_shapes
 from shallowdraft.records import Records
 from shallowdraft.shapes import parse

@@ -29,7 +29,8 @@ class Prune(DistillingCommand):
     parent: str
     """Checkpoint folder, hub id or zoo name to prune; for a draft, the target itself or a model of its family."""
     shape: str
-    """layers x d_model / heads / ffn like 2x256/4h/688; no larger than the parent, heads of the parent's width."""
+    """layers x d_model / heads / ffn like 2x256/4h/688; no larger than the parent, heads of the parent's width,
+    and a d_model that their number divides (in OPT and Qwen2 one as wide as all heads together)."""
     method: Literal["importance", "learned"] = "importance"
     """How to choose what stays."""
     probe: float = 0.1
