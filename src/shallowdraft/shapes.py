@@ -103,11 +103,12 @@ class ModelShape:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "embed_dim", self.embed_dim or self.d_model)
         if not self.head_dim:
-            if self.heads < 1 or self.d_model % self.heads:
+            if self.heads and self.d_model % self.heads:
                 raise OptionError(
-                    f"d_model {self.d_model} is not divisible by {self.heads} heads; give head_dim explicitly"
+                    f"d_model {self.d_model} is not divisible by {self.heads} heads; take another number of heads, or "
+                    f"{_multiples(self.d_model, self.heads)} for d_model (a T5 may give their width instead, as /64hd)"
                 )
-            object.__setattr__(self, "head_dim", self.d_model // self.heads)
+            object.__setattr__(self, "head_dim", self.d_model // max(1, self.heads))
         sizes = (self.layers, self.d_model, self.heads, self.kv_heads, self.head_dim, self.ffn, self.vocab)
         if min(*sizes, self.context) < 1:
             raise OptionError(f"every size of a shape must be at least 1, got {self}")
@@ -226,6 +227,12 @@ class ModelShape:
             "tie_word_embeddings": self.tied,
         }
         return common | (_opt_config(self) if self.family == "opt" else _llama_config(self))
+
+
+def _multiples(width: int, heads: int) -> str:
+    """The multiples of a number of heads on either side of a width."""
+    below = width // heads * heads
+    return " or ".join(str(multiple) for multiple in (below, below + heads) if multiple > 0)
 
 
 def _llama_layout(shape: ModelShape) -> Iterator[tuple[str, tuple[Stored, ...]]]:

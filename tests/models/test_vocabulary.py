@@ -1,7 +1,13 @@
+import json
+from pathlib import Path
+
 import pytest
 
-from shallowdraft.errors import VocabularyError
+import shallowdraft as sd
+from shallowdraft.errors import UnsupportedModelError, VocabularyError
+from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
 from shallowdraft.models.vocabulary import compare
+from shallowdraft.shapes import parse
 
 WORDS = {f"w{index}": index for index in range(10)}
 
@@ -49,3 +55,28 @@ def test_nothing_in_common():
 def test_without_tokenizers_sizes_decide():
     assert compare(None, WORDS, 10, 10).relation == "same"
     assert compare(None, None, 10, 16).relation == "different"
+
+
+@pytest.mark.parametrize(
+    ("notation", "change", "said"),
+    [
+        (
+            "1x64/6h/8hd/96",
+            {},
+            r"hidden size \(64\) is not a multiple of the number of attention heads \(6\)\); ",
+        ),
+        ("1x64/4h/96", {"initializer_range": "wide"}, "initializer_range"),
+    ],
+    ids=["heads", "a field's type"],
+)
+def test_a_config_that_transformers_refuses_is_blamed_with_its_reason(
+    tmp_path: Path, notation: str, change: dict[str, object], said: str
+):
+    sd.Model("refused", random_decoder(parse(notation, vocab=320)), byte_tokenizer(320)).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=said) as caught:
+        sd.load(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}: transformers refuses config.json (")
+    assert "\n" not in str(caught.value)
+    assert "tokenizer" not in str(caught.value)

@@ -185,6 +185,7 @@ def test_a_search_builds_the_same(address: str):
             lookaheads=[1, 2],
             follow=lambda _name, steps, _total: [*steps] and None,
             executor=executor,
+            say=pytest.fail,
             rounds=1,
         )
         search.run(candidates, plan_rungs(2, 8192))

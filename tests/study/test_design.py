@@ -1,7 +1,14 @@
 """Shapes: which can be, what they would cost by the law, and the TAR they need; the search that builds them."""
 
 import json
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +17,11 @@ from shallowdraft.building.pruning import require_reachable
 from shallowdraft.cli import main
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair
+from shallowdraft.portable import require_portable
 from shallowdraft.profiling.latency import KIND, read_profile
-from shallowdraft.profiling.law import LatencyLaw, layer_weights
+from shallowdraft.profiling.law import LatencyLaw, layer_weights, trial_shapes
 from shallowdraft.records import Records
-from shallowdraft.shapes import NAMED, parse
+from shallowdraft.shapes import parse
 from shallowdraft.study.design import design, enumerate_shapes
 from shallowdraft.study.search import choose_candidates, plan_rungs
 
@@ -40,12 +48,13 @@ def profile(tmp_path: Path) -> Path:
     return tmp_path / "profile"
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "opt-350m", "tiny-llama-1.1b"])
-def test_every_shape_can_be_pruned_to(name: str):
-    parent = NAMED[name]
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "opt-350m", "tiny-llama-1.1b", "llama-7b", "4x64/8h/4kv/96"])
+def test_every_shape_can_be_pruned_to_and_loaded(name: str):
+    parent = parse(name)
     shapes = enumerate_shapes(parent)
-    for shape in shapes:
+    for shape in (*shapes, *trial_shapes(parent)):
         require_reachable(parent, shape)
+        require_portable(shape)
     assert parent in shapes
     assert all(shape.parameters <= 10**9 for shape in enumerate_shapes(parent, 10**9))
     with pytest.raises(OptionError, match="allow more"):
@@ -101,34 +110,109 @@ def slow_the_target(profile: Path) -> None:
     profile.write_text("".join(json.dumps(row) + "\n" for row in (first, *slower)))
 
 
-def test_the_commands(models: Path, tmp_path: Path, capsys, monkeypatch):
-    """From a profile with shapes to a design, and to a built draft; a second run builds nothing anew."""
-    monkeypatch.chdir(tmp_path)
-    target = str(models / "target")
+def printed(arguments: list[str]) -> str:
+    """What a command that goes well prints."""
+    with redirect_stdout(StringIO()) as out:
+        assert main(arguments) == 0
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A finished search and what led to it."""
+
+    folder: Path
+    given: list[str]
+    """Arguments of a design."""
+    search: list[str]
+    """More of them, all but --out."""
+    profiled: str
+    report: str
+
+    def rows(self, out: str) -> list[dict[str, Any]]:
+        return list(Records.read(self.folder / out / "search.jsonl", "search"))
+
+
+@pytest.fixture(scope="module")
+def searched(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    """From a profile with shapes to a built draft."""
+    folder, target = tmp_path_factory.mktemp("searched"), str(models / "target")
+    profile, trace = str(folder / "p"), str(folder / "t")
     timed = ["profile", "--target", target, "--draft", str(models / "draft"), "--shapes", "auto"]
-    assert main([*timed, "--lookaheads", "1", "4", "--contexts", "16", "--rounds", "1", "--out", "p"]) == 0
-    assert "law:" in capsys.readouterr().out
-    slow_the_target(Path("p"))
+    profiled = printed([*timed, "--lookaheads", "1", "4", "--contexts", "16", "--rounds", "1", "--out", profile])
+    slow_the_target(Path(profile))
     recorded = ["record", "--target", target, "--prompts", "zoo", "--limit", "4", "--max-new-tokens", "16"]
-    assert main([*recorded, "--out", "t"]) == 0
-    given = ["design", "--target", target, "--profile", "p", "--lookaheads", "1:4"]
-    capsys.readouterr()
-    assert main([*given, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed([*recorded, "--out", trace])
+    given = ["design", "--target", target, "--profile", profile, "--lookaheads", "1:4"]
+    search = ["--trace", trace, "--search", "--candidates", "4", "--tokens", "40000", "--text", "16384", "--json"]
+    report = printed([*given, *search, "--out", str(folder / "o")])
+    return Searched(folder, given, search, profiled, report)
+
+
+def test_the_commands(searched: Searched, models: Path):
+    """A design, and a built draft; a second run builds nothing anew."""
+    assert "law:" in searched.profiled
+    found = json.loads(printed([*searched.given, "--json"]))
     assert {one["shape"] for one in found["shapes"] if one["on_front"]}
-    assert main([*given, "--trace", "t"]) == 0
-    assert "to beat" in capsys.readouterr().out
-    search = [*given, "--trace", "t", "--search", "--out", "o", "--candidates", "4", "--tokens", "40000"]
-    search += ["--text", "16384", "--json"]
-    assert main(search) == 0
-    first = json.loads(capsys.readouterr().out)
-    lines = Path("o/search.jsonl").read_text()
+    assert "to beat" in printed([*searched.given, "--trace", str(searched.folder / "t")])
+    out = searched.folder / "o"
+    lines = (out / "search.jsonl").read_text()
     about, *rows = map(json.loads, lines.splitlines())
     assert len(rows) == sum(rung["candidates"] for rung in about["about"]["rungs"])
-    assert main(search) == 0
-    assert json.loads(capsys.readouterr().out) == first
-    assert Path("o/search.jsonl").read_text() == lines
-    assert main(["generate", "--target", target, "--draft", "o/draft", "--prompt", "a", "--max-new-tokens", "8"]) == 0
+    assert json.loads(searched.report)["failed"] == []
+    assert printed([*searched.given, *searched.search, "--out", str(out)]) == searched.report
+    assert (out / "search.jsonl").read_text() == lines
+    drafted = ["--draft", str(out / "draft"), "--prompt", "a", "--max-new-tokens", "8"]
+    assert main(["generate", "--target", str(models / "target"), *drafted]) == 0
+
+
+def searched_again(searched: Searched, out: str, damaged: Sequence[int], rung: int = 0) -> list[str]:
+    """The arguments of a search that was stopped before its first rung was judged, some builds of a rung damaged."""
+    first = [row["candidate"] for row in searched.rows("o") if row["rung"] == 0]
+    for number, name in enumerate(first):
+        built = re.sub(r"[^A-Za-z0-9.-]+", "-", name)
+        sound, again = searched.folder / "o" / built / "rung-0", searched.folder / out / built
+        shutil.copytree(sound, again / "rung-0")
+        if number in damaged:
+            shutil.copytree(sound, again / f"rung-{rung}", dirs_exist_ok=True)
+            (again / f"rung-{rung}" / "model.safetensors").write_bytes(b"none")
+    shutil.copytree(searched.folder / "o" / "text", searched.folder / out / "text")
+    return [*searched.given, *searched.search, "--out", str(searched.folder / out)]
+
+
+def test_a_candidate_that_fails_is_passed_over(searched: Searched, capsys):
+    command = searched_again(searched, "one", [0])
+    for _ in ("the first time", "resumed"):
+        assert main(command) == 0
+        said = capsys.readouterr()
+        rows = searched.rows("one")
+        (failed,) = [row for row in rows if "failed" in row]
+        assert failed["candidate"] == searched.rows("o")[0]["candidate"]
+        assert "model.safetensors: truncated or corrupt" in failed["failed"]
+        assert f"passed over: {failed['candidate']}: {failed['failed']}" in said.err
+        assert json.loads(said.out)["failed"] == [failed]
+        assert json.loads(said.out)["found"]["candidate"] != failed["candidate"]
+        assert len(rows) == len(searched.rows("o"))
+    assert main([argument for argument in command if argument != "--json"]) == 0
+    assert "is predicted" in capsys.readouterr().out
+
+
+def test_a_slower_one_takes_the_place_of_those_that_fail_later(searched: Searched, capsys):
+    """The second rung has room for two of four, and three fail in it."""
+    assert main(searched_again(searched, "later", [0, 1, 2], rung=1)) == 0
+    rows = searched.rows("later")
+    assert [row["rung"] for row in rows if "failed" in row] == [1, 1, 1]
+    assert json.loads(capsys.readouterr().out)["found"]["candidate"] == rows[3]["candidate"]
+
+
+def test_a_search_in_which_all_fail_says_so(searched: Searched, capsys):
+    command = searched_again(searched, "all", range(4))
+    for _ in ("the first time", "resumed"):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "error: none of 4 candidates could be built, loaded and replayed; the first: " in said
+        assert "model.safetensors: truncated or corrupt" in said.splitlines()[-1]
+    assert not (searched.folder / "all" / "draft").exists()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ class Design(ClusterCommand):
 
     Times come from a profile with `--shapes auto`. With --trace, the drafts in that profile are replayed, and the TAR
     that beats the best of them is shown too. With --search the best are built: successive halving over shapes, each
-    distilled on text that the target writes, until the fastest is left. Stopped half-way, the same command goes on.
+    distilled on text that the target writes, until the fastest is left. Stopped half-way, the same command goes on. A
+    candidate that fails is passed over; OUT/search.jsonl says why, and without that line it is tried again.
     Example: shallowdraft design --target DIR --profile profile.jsonl --trace trace.jsonl --search --out found
     """
 
@@ -62,7 +63,7 @@ class Design(ClusterCommand):
     """Folder of text to begin the target's from, and to learn from beside it. Default: the target begins by itself."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print {"best", "law", "shapes": [{"shape", "parameters", "step_s", "break_even", "to_win", …}, …]}; with --search
-    {"best", "found", "draft"}."""
+    {"best", "found", "draft", "failed"}."""
 
     def run(self) -> int:
         from shallowdraft.identity import folder_digest
@@ -155,15 +156,19 @@ class Design(ClusterCommand):
             lookaheads=lookaheads,
             follow=follow,
             executor=executor,
+            say=training.say,
         )
         found = search.run(chosen, rungs)
         if not (out / "draft").exists():
             shutil.rmtree(out / "draft.partial", ignore_errors=True)
             shutil.copytree(found.folder, out / "draft.partial").rename(out / "draft")
+        rows = list(Records.read(out / "search.jsonl", KIND))
         if self.json_output:
-            print(json.dumps({"best": best or None, "found": found.record, "draft": str(out / "draft")}))
+            failed = [row for row in rows if "failed" in row]
+            report = {"best": best or None, "found": found.record, "draft": str(out / "draft"), "failed": failed}
+            print(json.dumps(report))
         else:
-            show_search(Records.read(out / "search.jsonl", KIND), found, best, out / "draft")
+            show_search([row for row in rows if "failed" not in row], found, best, out / "draft")
         return 0
 
     def _best(self, profile: "Profile") -> tuple[dict[str, Any], float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from shallowdraft import shapes
 from shallowdraft.commands.options import ModelCommand, Number
 from shallowdraft.errors import OptionError
+from shallowdraft.portable import require_portable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class Pair(ModelCommand):
             shapes.parse(shape, vocab=self.vocab, context=self.context)
             for shape in (self.target_shape, self.draft_shape)
         )
+        for shape in (target, draft):
+            require_portable(shape)
         pair = make_pair(target, draft, self.agreement, seed=self.seed).to(dtype)
         for role, folder, model in zip(("target", "draft"), pair.save(out), (pair.target, pair.draft), strict=True):
             shape = model.shape

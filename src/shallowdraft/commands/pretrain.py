@@ -8,6 +8,7 @@ from shallowdraft import shapes
 from shallowdraft.commands.options import Name
 from shallowdraft.commands.training import TrainingCommand
 from shallowdraft.errors import OptionError
+from shallowdraft.portable import require_portable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Pretrain(TrainingCommand):
         shape = replace(shapes.parse(self.shape, context=self.context), tied=True)
         if shape.encoder:
             raise OptionError(f"--shape is {self.shape}, an encoder–decoder; only decoder-only models are trained here")
+        require_portable(shape)
         device = self.start()
         tokenizer = self._tokenizer()
         shape = replace(shape, vocab=len(tokenizer))

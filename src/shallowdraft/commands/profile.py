@@ -60,6 +60,8 @@ class Profile(DraftCommand):
             raise OptionError("--lookaheads, --contexts, --batches and --rounds: at least one each, from 1 up")
         self.set_threads()
         require_decoder_only(self.target, *self.draft, *([self.parent] if self.parent else []))
+        parent = self._parent_shape()
+        trials = self._trials(parent)
         target = sd.load(self.target, self.dtype, self.device)
         if self.draft:
             drafts = {name: self.load_draft(name) for name in self.draft}
@@ -67,37 +69,44 @@ class Profile(DraftCommand):
             wanted = points(ways, self.contexts, self.batches)
             steps = measure(target, drafting(drafts), wanted, Path(self.out), self.rounds)
             follow("profiling", steps, self.rounds * len(wanted))
-        if self.shapes:
-            self._time_shapes(target)
-        show(read_profile(Path(self.out)), self._parent_shape(target))
+        if trials:
+            self._time_shapes(target, trials)
+        show(read_profile(Path(self.out)), parent)
         return 0
 
-    def _parent_shape(self, target: "Model") -> "ModelShape":
+    def _parent_shape(self) -> "ModelShape":
         from shallowdraft.models.checkpoint import find_folder, read_shape
 
-        return read_shape(find_folder(self.parent)) if self.parent else target.shape
+        return read_shape(find_folder(self.parent or self.target))
 
-    def _time_shapes(self, target: "Model") -> None:
+    def _trials(self, parent: "ModelShape") -> "dict[str, ModelShape]":
+        """The shapes to time, by the names of drafts with random weights; refused before anything is loaded."""
+        from shallowdraft.portable import require_portable
+        from shallowdraft.profiling.law import RANDOM, shape_of, trial_shapes
+
+        given = (str(shape) for shape in trial_shapes(parent)) if self.shapes == ("auto",) else self.shapes
+        trials = {f"{RANDOM}{notation}": shape_of(notation, parent) for notation in given}
+        for shape in trials.values():
+            require_portable(shape)
+        return trials
+
+    def _time_shapes(self, target: "Model", trials: "dict[str, ModelShape]") -> None:
         """One after the other, so that one is in memory at a time."""
         from shallowdraft.commands.progress import follow
         from shallowdraft.decoding.ways import Way, drafting
         from shallowdraft.models.synthetic import random_draft
         from shallowdraft.profiling.latency import measure, points
-        from shallowdraft.profiling.law import RANDOM, shape_of, trial_shapes
 
-        parent = self._parent_shape(target)
-        given = (str(one) for one in trial_shapes(parent)) if self.shapes == ("auto",) else self.shapes
-        names = [f"{RANDOM}{one}" for one in given]
         samples = self.rounds * len(FEW) * len(self.contexts)
 
         def steps() -> Iterator[int]:
-            for number, name in enumerate(names):
-                draft = random_draft(name, shape_of(name, parent), target, self.draft_dtype)
+            for number, (name, shape) in enumerate(trials.items()):
+                draft = random_draft(name, shape, target, self.draft_dtype)
                 wanted = points([Way.with_draft(draft, d) for d in FEW], self.contexts, [1])
                 for count in measure(target, drafting({name: draft}), wanted, Path(self.out), self.rounds):
                     yield number * samples + count
 
-        follow("timing shapes", steps(), len(names) * samples)
+        follow("timing shapes", steps(), len(trials) * samples)
 
 
 def show(profile: "Measured", parent: "ModelShape") -> None:

@@ -10,6 +10,7 @@ from shallowdraft.commands.distill import DistillingCommand
 from shallowdraft.commands.options import require_decoder_only
 from shallowdraft.commands.training import SWEEP_SHARE, SWEPT, say, say_plan
 from shallowdraft.errors import OptionError
+from shallowdraft.portable import require_portable
 
 if TYPE_CHECKING:
     from shallowdraft.building.workshop import Workshop
@@ -28,7 +29,8 @@ class Prune(DistillingCommand):
     parent: str
     """Checkpoint folder, hub id or zoo name to prune; for a draft, the target itself or a model of its family."""
     shape: str
-    """layers x d_model / heads / ffn like 2x256/4h/688; no larger than the parent, heads of the parent's width."""
+    """layers x d_model / heads / ffn like 2x256/4h/688; no larger than the parent, heads of the parent's width,
+    and a d_model that their number divides (in OPT and Qwen2 one as wide as all heads together)."""
     method: Literal["importance", "learned"] = "importance"
     """How to choose what stays."""
     probe: float = 0.1
@@ -45,19 +47,15 @@ class Prune(DistillingCommand):
             return replace(self, out=folder)._run()
 
     def _run(self) -> int:
-        from shallowdraft.building.pruning import require_reachable
         from shallowdraft.models.model import load
 
         if not (0 <= self.probe <= 1 and 0 < self.mask_tokens <= 1):
             raise OptionError("--probe is a share from 0 to 1, --mask-tokens one above 0 and up to 1")
         self.require_float32()
         require_decoder_only(self.parent)
+        wanted, child = self._shapes()
         device = self.start()
         parent = load(self.parent, "float32", device, trainable=True)
-        wanted = shapes.parse(self.shape, vocab=parent.shape.vocab, context=parent.shape.context)
-        wanted = replace(wanted, head_dim=parent.shape.head_dim) if "hd" not in self.shape else wanted
-        require_reachable(parent.shape, wanted)
-        child = shapes.child_shape(parent.shape, wanted)
         self._say_costs(parent.shape, child)
         shop = self.workshop(parent.require_tokenizer())
         if not self._plan(shop, parent.decoder, child):
@@ -66,6 +64,19 @@ class Prune(DistillingCommand):
         carved = self._carve(shop, parent.decoder, wanted)
         decoder, measured = self.distil(shop, carved, parent, self.tokens - self._tokens_for_masks)
         return self.finish(replace(parent, name=self.out, decoder=decoder), measured)
+
+    def _shapes(self) -> tuple[shapes.ModelShape, shapes.ModelShape]:
+        """The shape that was asked for, and the same as the parent's child; refused before weights are read."""
+        from shallowdraft.building.pruning import require_reachable
+        from shallowdraft.models.checkpoint import find_folder, read_shape
+
+        parent = read_shape(find_folder(self.parent))
+        wanted = shapes.parse(self.shape, vocab=parent.vocab, context=parent.context)
+        wanted = replace(wanted, head_dim=parent.head_dim) if "hd" not in self.shape else wanted
+        require_reachable(parent, wanted)
+        child = shapes.child_shape(parent, wanted)
+        require_portable(child, parent)
+        return wanted, child
 
     @property
     def _tokens_for_masks(self) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shallowdraft.errors import VocabularyError
+from shallowdraft.errors import UnsupportedModelError, VocabularyError
 
 LARGEST_TAIL = 1024  # tokens that one map may have beyond the other: special tokens added later
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -19,8 +19,24 @@ def load_tokenizer(folder: Path) -> Any | None:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise bare Exceptions on malformed files
+        _require_config(folder)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise VocabularyError(f"{folder}: the tokenizer cannot be loaded ({reason}); copy its files again") from error
+
+
+def _require_config(folder: Path) -> None:
+    """Raise with transformers' own reason where it refuses the config, which it reads to know the tokenizer's kind."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        return
+    try:
+        AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # whatever a config makes it raise
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise UnsupportedModelError(
+            f"{folder}: transformers refuses config.json ({reason}); mend it, or take another checkpoint"
+        ) from error
 
 
 def vocabulary_of(tokenizer: Any | None) -> dict[str, int] | None:

@@ -7,11 +7,13 @@ All coefficients are at least 0; the fit minimises relative errors, and says how
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from statistics import median
 
 import numpy as np
 
-from shallowdraft.errors import RecordError
+from shallowdraft.errors import OptionError, RecordError
+from shallowdraft.portable import FULL_WIDTH, refusal
 from shallowdraft.profiling.latency import Profile
 from shallowdraft.shapes import ModelShape, child_shape, parse
 
@@ -20,6 +22,8 @@ RANDOM = "random:"  # what the name of a draft begins with that has a shape and 
 DEPTHS = (1, 2, 4, 8)
 SHARES = (1.0, 0.75, 0.5, 0.375, 0.25)
 FIXED_DEPTH = 2
+STEPS = (32, 8, 1)  # of d_model, the coarsest that comes near enough to the wanted width
+NEAR = 1 / 8
 FEWEST = 5  # shapes for a law
 
 
@@ -104,11 +108,10 @@ def narrowed(parent: ModelShape, layers: int, share: float, ffn: int | None = No
     """So many layers, each that share of the parent's wide: whole key/value groups, FFN in eights."""
     kv_heads = max(1, round(share * parent.kv_heads))
     heads = kv_heads * (parent.heads // parent.kv_heads)
-    step = 32 if parent.d_model >= 64 else 1
     return replace(
         parent,
         layers=layers,
-        d_model=min(parent.d_model, max(step, round(share * parent.d_model / step) * step)),
+        d_model=parent.d_model if share == 1 else _width(parent, heads, share * parent.d_model),
         heads=heads,
         kv_heads=kv_heads,
         ffn=min(parent.ffn, ffn or max(8, round(share * parent.ffn / 8) * 8)),
@@ -117,22 +120,36 @@ def narrowed(parent: ModelShape, layers: int, share: float, ffn: int | None = No
     )
 
 
+def _width(parent: ModelShape, heads: int, wanted: float) -> int:
+    """A d_model near the wanted one that so many of the parent's heads divide, a multiple of 32 or 8 if possible."""
+    if parent.family in FULL_WIDTH:
+        return heads * parent.head_dim
+    for step in STEPS:
+        unit = lcm(step, heads)
+        width = unit * max(1, min(round(wanted / unit), parent.d_model // unit))
+        if abs(width - wanted) <= NEAR * wanted:
+            break
+    return width
+
+
 def figure_4(parent: ModelShape) -> dict[str, list[ModelShape]]:
     """The paper's three families: as many weights in fewer, wider layers; depths at one width; widths at one depth."""
     depths = [layers for layers in DEPTHS if layers <= parent.layers]
+    fixed = min(FIXED_DEPTH, parent.layers)
     flat = narrowed(parent, 1, 1.0)
     weights = layer_weights(flat)
     same = []
     for layers in depths:
         share = layers**-0.5
-        narrow, wide = (layer_weights(narrowed(parent, 1, share, ffn)) for ffn in (8, 16))
-        ffn = 8 + round((weights / layers - narrow) / (wide - narrow)) * 8
+        narrow = narrowed(parent, 1, share, 8)
+        eight = layer_weights(replace(narrow, ffn=narrow.ffn + 8)) - layer_weights(narrow)
+        ffn = narrow.ffn + round((weights / layers - layer_weights(narrow)) / eight) * 8
         if 8 <= ffn <= parent.ffn:
             same.append(narrowed(parent, layers, share, ffn))
     return {
         "as many weights in layers": same,
         "depth at full width": [narrowed(parent, layers, 1.0) for layers in depths],
-        f"width at depth {FIXED_DEPTH}": [narrowed(parent, FIXED_DEPTH, share) for share in SHARES],
+        f"width at depth {fixed}": [narrowed(parent, fixed, share) for share in SHARES],
     }
 
 
@@ -146,4 +163,15 @@ def trial_shapes(parent: ModelShape) -> list[ModelShape]:
     """What to time for a law: Figure 4's shapes, and depths at half the width."""
     families: Iterable[list[ModelShape]] = figure_4(parent).values()
     half = [narrowed(parent, layers, 0.5) for layers in DEPTHS if layers <= parent.layers]
-    return list(dict.fromkeys([shape for family in families for shape in family] + half))
+    return buildable(parent, [shape for family in families for shape in family] + half)
+
+
+def buildable(parent: ModelShape, shapes: Iterable[ModelShape]) -> list[ModelShape]:
+    """Shapes that the parent has room for and other software loads, each once."""
+    fitting = [shape for shape in dict.fromkeys(shapes) if shape.d_model <= parent.d_model and refusal(shape) is None]
+    if not fitting:
+        raise OptionError(
+            f"{parent}: {refusal(parent)}, and no shape that it can be pruned to would be loaded by transformers and "
+            "engines; take another parent"
+        )
+    return fitting

@@ -14,7 +14,7 @@ from shallowdraft import cost
 from shallowdraft.cost import Iteration
 from shallowdraft.errors import OptionError
 from shallowdraft.profiling.latency import Profile
-from shallowdraft.profiling.law import SHARES, LatencyLaw, layer_weights, narrowed
+from shallowdraft.profiling.law import SHARES, LatencyLaw, buildable, layer_weights, narrowed
 from shallowdraft.shapes import ModelShape
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
@@ -50,11 +50,12 @@ class Design:
 def enumerate_shapes(parent: ModelShape, max_parameters: int | None = None) -> list[ModelShape]:
     """Depths, widths and FFN sizes that the parent has room for, the parent itself among them."""
     depths = sorted({depth for depth in DEPTHS if depth <= parent.layers} | {parent.layers})
-    found = [
+    shapes = [parent]
+    shapes += [
         narrowed(parent, layers, share, max(8, round(share * ffn * parent.ffn / 8) * 8))
         for layers, share, ffn in product(depths, SHARES, FFN_SHARES)
     ]
-    fitting = [shape for shape in dict.fromkeys(found) if shape.parameters <= (max_parameters or shape.parameters)]
+    fitting = [shape for shape in buildable(parent, shapes) if shape.parameters <= (max_parameters or shape.parameters)]
     if not fitting:
         raise OptionError(f"no shape of the parent has {max_parameters:,} parameters or fewer; allow more")
     return fitting

@@ -2,7 +2,8 @@
 
 Every candidate is a shape that some parent can be pruned to. In each rung all that are left are distilled on the
 target, on three times as many tokens as in the rung before, replayed on a trace and ranked by predicted speed; a third
-goes on. Text to learn from may be a corpus; without one the target writes its own.
+goes on. One that cannot be built, loaded or replayed is passed over, and the next best takes its place. Text to learn
+from may be a corpus; without one the target writes its own.
 """
 
 import copy
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import log
 from pathlib import Path
+from typing import TypeVar
 
 from shallowdraft import cost
 from shallowdraft.building.continuations import write_continuations
@@ -21,7 +23,7 @@ from shallowdraft.building.jobs import Distil
 from shallowdraft.building.training import Recipe, Step, rows_at_once, usual_rate
 from shallowdraft.building.workshop import Workshop, prune_by_importance
 from shallowdraft.decoding.ways import Way, drafting
-from shallowdraft.errors import OptionError
+from shallowdraft.errors import ClusterError, CorpusError, OptionError, RecordError, ShallowdraftError, TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
 from shallowdraft.profiling.latency import Profile, measure, points, read_profile
@@ -44,6 +46,8 @@ ABOUT = 1.3  # so many times more or fewer weights are about as many
 SMALLEST = 8  # times fewer weights in its layers than the largest from the same parent
 PROBE, LAYER_SETS = 0.2, 3  # of the first rung's tokens, for each of so many sets of layers
 TRAINED = 0.25  # learning rate for what has been trained before, over the one for what was just cut
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,23 @@ class Found:
     candidate: Candidate
     folder: Path
     record: Record
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a candidate is passed over."""
+
+    reason: str
+
+
+def attempted(step: Callable[[], Done]) -> Done | Failure:
+    """The result of a step of one candidate, or its failure; what would fail for all of them is raised."""
+    try:
+        return step()
+    except (ClusterError, CorpusError, RecordError):
+        raise
+    except (ShallowdraftError, RuntimeError, ValueError) as error:  # torch and transformers raise the latter two
+        return Failure(" ".join(str(error).split()) or type(error).__name__)
 
 
 def plan_rungs(candidates: int, tokens: int) -> list[Rung]:
@@ -145,6 +166,8 @@ class Search:
     follow: Follow
     executor: Executor
     """Where to build."""
+    say: Callable[[str], None]
+    """Tell the user about a candidate that is passed over."""
     rounds: int = 3
 
     def run(self, candidates: Sequence[Candidate], rungs: Sequence[Rung]) -> Found:
@@ -161,17 +184,49 @@ class Search:
         done = {(row["candidate"], row["rung"]): row for row in file}
         left = list(candidates)
         for number, rung in enumerate(rungs):
-            unknown = [candidate for candidate in left if (candidate.name, number) not in done]
-            folders = dict(self.executor.map(partial(self.builder.build, number, rung), unknown))
-            for place, candidate in enumerate(unknown):
-                row = done[candidate.name, number] = self._judge(candidate, number, rung, folders[place])
-                file.append(row)
-            left.sort(key=lambda one: -done[one.name, number]["tokens_per_s"])
-            left = left[: rungs[number + 1].candidates] if number + 1 < len(rungs) else left[:1]
+            left = self._ranked(left, number, rung, file, done)
         winner = left[0]
         return Found(winner, self.builder.saved(winner, len(rungs) - 1), done[winner.name, len(rungs) - 1])
 
-    def _judge(self, candidate: Candidate, number: int, rung: Rung, folder: Path) -> Record:
+    def _ranked(
+        self,
+        candidates: Sequence[Candidate],
+        number: int,
+        rung: Rung,
+        file: Records,
+        done: dict[tuple[str, int], Record],
+    ) -> list[Candidate]:
+        """As many as the rung has room for, fastest first; whoever fails makes room for the next."""
+        waiting, able = list(candidates), list[Candidate]()
+        while waiting and len(able) < rung.candidates:
+            room = rung.candidates - len(able)
+            batch, waiting = waiting[:room], waiting[room:]
+            unknown = [candidate for candidate in batch if (candidate.name, number) not in done]
+            built = dict(self.executor.map(partial(self.builder.attempt, number, rung), unknown))
+            for place, candidate in enumerate(unknown):
+                row = done[candidate.name, number] = self._row(candidate, number, rung, built[place])
+                file.append(row)
+            for candidate in batch:
+                row = done[candidate.name, number]
+                if "failed" in row:
+                    self.say(f"passed over: {candidate.name}: {row['failed']}")
+                else:
+                    able.append(candidate)
+        if not able:
+            first = done[candidates[0].name, number]["failed"]
+            raise TrainingError(
+                f"none of {len(candidates)} candidates could be built, loaded and replayed; the first: {first}; "
+                f"put that right, and remove {file.path} to try again"
+            )
+        return sorted(able, key=lambda candidate: -done[candidate.name, number]["tokens_per_s"])
+
+    def _row(self, candidate: Candidate, number: int, rung: Rung, built: "Path | Failure") -> Record:
+        """The record of a candidate, or of why there is none."""
+        judged = built if isinstance(built, Failure) else attempted(lambda: self._judge(candidate, built))
+        about = {"candidate": candidate.name, "rung": number, "tokens": rung.tokens}
+        return about | ({"failed": judged.reason} if isinstance(judged, Failure) else judged)
+
+    def _judge(self, candidate: Candidate, folder: Path) -> Record:
         draft = replace(self.load_draft(str(folder)), name=candidate.name)
         ways = [Way.with_draft(draft, lookahead) for lookahead in timed_at(self.lookaheads)]
         wanted = points(ways, [round(self.trace.mean_context)], [1])
@@ -180,9 +235,6 @@ class Search:
         found = replay(draft, self.trace)
         best = cost.best(forecast(found, read_profile(self.profile), self.lookaheads))
         return {
-            "candidate": candidate.name,
-            "rung": number,
-            "tokens": rung.tokens,
             "lookahead": best.lookahead,
             "tar": best.tar,
             "speed_up": best.speed_up,
@@ -204,6 +256,10 @@ class Builder:
     def saved(self, candidate: Candidate, number: int) -> Path:
         """Where a candidate lies after a rung."""
         return self.folder / candidate.folder / f"rung-{number}"
+
+    def attempt(self, number: int, rung: Rung, candidate: Candidate) -> "Path | Failure":
+        """The folder of a candidate, or why it could not be built."""
+        return attempted(lambda: self.build(number, rung, candidate))
 
     def build(self, number: int, rung: Rung, candidate: Candidate) -> Path:
         """Train a candidate for a rung, unless it has been; its folder."""
