@@ -207,9 +207,8 @@ def generate(
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
     run = Run(target, prompts, Settings(**options))
-    for _ in run.iterations():
-        pass
-    return run.results()[0] if single else run.results()
+    results = run.finish()
+    return results[0] if single else results
 
 
 def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
@@ -288,9 +287,17 @@ class Row:
 
 
 class Run:
-    """A batch from prompts to results."""
+    """A batch from prompts to results; `streams` are the numbers of the rows' random streams, if not the rows' own."""
 
-    def __init__(self, target: Model, prompts: Sequence[Prompt], settings: Settings, *, pieces: bool = False) -> None:
+    def __init__(
+        self,
+        target: Model,
+        prompts: Sequence[Prompt],
+        settings: Settings,
+        *,
+        pieces: bool = False,
+        streams: Sequence[int] | None = None,
+    ) -> None:
         for role, model in (("target", target), ("draft", settings.draft)):
             if not isinstance(model, Model) and not (role == "draft" and model is None):
                 raise OptionError(f"the {role} is {model!r}; give a model that sd.load returned")
@@ -304,7 +311,7 @@ class Run:
         limits = [len(ids) + row.max_new_tokens for ids, row in zip(begun, self.rows, strict=True)]
         self._total_s = 0.0
         self._times: Times | None = None
-        self.engine = _engine(target, settings, begun, limits, sources)
+        self.engine = _engine(target, settings, begun, limits, sources, streams)
         self._nodes = self.engine.drafter.nodes if settings.drafter in BRANCHING else 0
 
     def iterations(self) -> Iterator[None]:
@@ -323,6 +330,12 @@ class Run:
                 self._times = self.times()
                 _keep(self.target, self.settings, self.engine)
                 return
+
+    def finish(self) -> list[Generation]:
+        """Decode until every row has ended."""
+        for _ in self.iterations():
+            pass
+        return self.results()
 
     def rewind(self) -> None:
         """Back to where the prompts end: what was emitted since is forgotten."""
@@ -417,6 +430,7 @@ def _engine(
     prompts: list[list[int]],
     limits: list[int],
     sources: list[list[int]] | None,
+    streams: Sequence[int] | None,
 ) -> Engine:
     """A new engine, or on a GPU one that has captured such iterations before."""
     draft = settings.draft
@@ -428,10 +442,11 @@ def _engine(
     kind = _kind(settings, len(prompts), slots, source_slots_for(sources, target.device))
     kept: Engine | None = target.decoder.kept.pop(kind, None)
     if kept is not None:
-        kept.restart(prompts, limits, settings.seed, pace, sources)
+        kept.restart(prompts, limits, settings.seed, pace, sources, streams)
         return kept
     context = draft.shape.context if draft else None
-    return Engine(target.decoder, drafter, settings.sampling, prompts, limits, context, pace, settings.rule, sources)
+    given = target.decoder, drafter, settings.sampling, prompts, limits, context, pace, settings.rule, sources
+    return Engine(*given, streams=streams)
 
 
 def _keep(target: Model, settings: Settings, engine: Engine) -> None:

@@ -1,8 +1,9 @@
 """Traces: what a target wrote after each prompt, and how likely each of its tokens was."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.generation import generate
+from shallowdraft.decoding.generation import Run, Settings
 from shallowdraft.decoding.sampling import Sampling, probabilities
 from shallowdraft.errors import OptionError, PromptError, RecordError, VocabularyError
 from shallowdraft.models.decoder import Decoder
@@ -41,6 +42,11 @@ class Output:
     @property
     def key(self) -> tuple[str, str, int]:
         return self.set, self.id, self.sample
+
+    @property
+    def stream(self) -> int:
+        """The number of its random stream, which follows from its key alone: not from what is recorded beside it."""
+        return int.from_bytes(hashlib.sha256(json.dumps(self.key).encode()).digest()[:16])
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ def record(
     """Write a trace of prompts (each with the name of its set); yields how many outputs are done.
 
     What is there already is not done again. A prompt that leaves no room for `max_new_tokens` is cut from the left.
+    Each output draws from a random stream of its own: what it is depends neither on `batch` nor on the other outputs.
     """
     law = {name: value for name, value in asdict(sampling).items() if not sampling.greedy or name == "temperature"}
     about = {
@@ -132,7 +139,7 @@ def record(
     yield total - len(wanted)
     for start in range(0, len(wanted), batch):
         rows = wanted[start : start + batch]
-        for output in _continue(target, rows, max_new_tokens, sampling, start):
+        for output in _continue(target, rows, max_new_tokens, sampling):
             file.append(asdict(output))
         yield total - len(wanted) + start + len(rows)
 
@@ -148,23 +155,14 @@ def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> t
     return ids[-longest:], max(0, len(ids) - longest)
 
 
-def _continue(
-    target: Model, rows: list[Output], max_new_tokens: int, sampling: Sampling, number: int
-) -> Iterator[Output]:
-    found = generate(
-        target,
-        [row.prompt for row in rows],
-        max_new_tokens=max_new_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed + number,
-    )
-    for row, made in zip(rows, found, strict=True):
-        written = Output(**(asdict(row) | {"output": made.token_ids}))
+def _continue(target: Model, rows: list[Output], max_new_tokens: int, sampling: Sampling) -> Iterator[Output]:
+    settings = Settings(max_new_tokens=max_new_tokens, **asdict(sampling))
+    run = Run(target, [row.prompt for row in rows], settings, streams=[row.stream for row in rows])
+    for row, result in zip(rows, run.finish(), strict=True):
+        written = replace(row, output=result.token_ids)
         if not sampling.greedy:
             p = torch.cat(list(_likelihoods(target, written, sampling)))
-            written = Output(**(asdict(written) | {"logprobs": p.log().tolist()}))
+            written = replace(written, logprobs=p.log().tolist())
         yield written
 
 
