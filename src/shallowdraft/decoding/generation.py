@@ -322,7 +322,7 @@ class Run:
                 if row.finish_reason is None:
                     row.take(accepted, tokens, self._nodes, iteration=iteration > 0)
                     if not row.sound:
-                        raise NumericsError(self._unsound())
+                        raise NumericsError.of(self._models())
             self._total_s += time.perf_counter() - begin_s
             yield
             begin_s = time.perf_counter()
@@ -368,11 +368,10 @@ class Run:
         assert row.finish_reason is not None
         return Generation(text, row.tokens, stats, row.finish_reason, accepted)
 
-    def _unsound(self) -> str:
+    def _models(self) -> str:
         draft = self.settings.draft
         heads = " or its heads" if self.settings.heads else ""
-        models = f"target {self.target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
-        return f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16"
+        return f"target {self.target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
 
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shallowdraft.decoding.generation import Run, Settings
 from shallowdraft.decoding.sampling import Sampling, probabilities
-from shallowdraft.errors import OptionError, PromptError, RecordError, VocabularyError
+from shallowdraft.errors import NumericsError, OptionError, PromptError, RecordError, VocabularyError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 from shallowdraft.models.vocabulary import vocabulary_of
@@ -167,10 +167,21 @@ def _continue(target: Model, rows: list[Output], max_new_tokens: int, sampling: 
 
 
 @torch.inference_mode()
-def predictions(decoder: Decoder, output: Output, *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """One teacher-forced pass: logits [T, V] for the output's tokens from the `first` on, and these tokens [T]."""
-    for hidden, tokens in hidden_states(decoder, output, first=first):
-        yield decoder.head(hidden), tokens
+def predictions(model: Model, output: Output, *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """One teacher-forced pass: logits [T, V] for the output's tokens from the `first` on, and these tokens [T].
+
+    A model whose logits are no numbers is an error, as it is for the engine.
+    """
+    for hidden, tokens in hidden_states(model.decoder, output, first=first):
+        logits = model.decoder.head(hidden)
+        require_numbers(logits.amax(-1), model.name)
+        yield logits, tokens
+
+
+def require_numbers(largest: Tensor, models: str) -> None:
+    """Refuse models of which some largest logit is NaN or infinite; this waits for the device."""
+    if not bool(largest.isfinite().all()):
+        raise NumericsError.of(models)
 
 
 @torch.inference_mode()
@@ -193,7 +204,7 @@ def hidden_states(decoder: Decoder, output: Output, *, first: int) -> Iterator[t
 
 
 def _likelihoods(target: Model, output: Output, sampling: Sampling) -> Iterator[Tensor]:
-    for logits, tokens in predictions(target.decoder, output, first=0):
+    for logits, tokens in predictions(target, output, first=0):
         yield probabilities(logits, sampling).gather(1, tokens[:, None]).squeeze(1)
 
 
