@@ -11,6 +11,8 @@ import pytest
 
 import shallowdraft as sd
 from shallowdraft.cli import main
+from shallowdraft.kernels import cpu
+from shallowdraft.models.model import _say_not_rounded
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.shapes import ModelShape
 
@@ -104,6 +106,35 @@ def test_inspect(folders, capsys):
     assert bf16["models"][0]["weight_bytes"] == 2 * bf16["models"][0]["parameters"]
     assert bf16["free_bytes"] > 0
     assert main(["inspect", folders[0], "--context", "0"]) == 2
+
+
+def test_inspect_goes_no_further_than_a_models_context(folders, capsys):
+    for context, tokens in (("1024", 96), ("10", 10)):
+        assert main(["inspect", *folders, "--context", context, "--json"]) == 0
+        for model in json.loads(capsys.readouterr().out)["models"]:
+            assert model["kv_bytes"] == tokens * model["kv_bytes_per_token"]
+    assert main(["inspect", *folders]) == 0
+    shown = capsys.readouterr().out
+    assert "for 96 tokens" in shown
+    assert "1,024" not in shown
+
+
+@pytest.mark.skipif(cpu.library() is None or not 12 % cpu.lanes(), reason="no gcc, or narrow vectors")
+def test_a_draft_that_cannot_have_8_bits_is_told_of_once(folders, capsys, caplog):
+    """The target's heads are 16 wide, the draft's 12."""
+    said = f"int8 needs a CPU, gcc and heads whose width is a multiple of {cpu.lanes()}; these are 12 wide"
+    assert main(["inspect", *folders, "--device", "cpu"]) == 0
+    assert f"{folders[1]} drafts in float32: {said}\n" in capsys.readouterr().out
+    assert main(["inspect", *folders, "--device", "cpu", "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert [model["draft_dtype"] for model in models] == ["int8", "float32"]
+    _say_not_rounded.cache_clear()
+    for _ in range(2):
+        assert generate(folders, "--device", "cpu") == 0
+    assert [record.message for record in caplog.records] == [f"the draft runs in float32: {said}"]
+    _say_not_rounded.cache_clear()
+    assert generate(folders, "--device", "cpu", "--draft-dtype", "float32") == 0
+    assert len(caplog.records) == 1
 
 
 def test_inspect_of_two_vocabularies(folders, capsys):
@@ -252,6 +283,8 @@ def test_help_needs_no_torch(verb: list[str]):
     script = f"""
 import sys
 from shallowdraft.cli import main
+from shallowdraft.kernels import cpu
+from shallowdraft.models.model import _say_not_rounded
 try:
     main({[*verb, "--help"]!r})
 except SystemExit as stop:
