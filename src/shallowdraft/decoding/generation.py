@@ -260,6 +260,8 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     accepted_by_iteration: list[int] = field(default_factory=list)
+    proposed_by_iteration: list[int] = field(default_factory=list)
+    """How many tokens deep."""
     drafted: int = 0
     finish_reason: FinishReason | None = None
     sound: bool = True
@@ -283,6 +285,7 @@ class Row:
         if iteration:
             chain = len(tokens) - 1
             self.accepted_by_iteration.append(min(accepted, kept))  # tokens that were cut off do not count
+            self.proposed_by_iteration.append(chain)
             self.drafted += chain and (nodes or chain)
 
 
@@ -360,6 +363,7 @@ class Run:
             emitted=len(row.tokens) - 1,
             drafted=row.drafted,
             histogram=[accepted.count(n) for n in range(lookahead + 1)],
+            proposed=[row.proposed_by_iteration.count(n) for n in range(lookahead + 1)],
             times=times,
         )
         text = self.target.decode(row.tokens)

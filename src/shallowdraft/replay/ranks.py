@@ -63,7 +63,7 @@ def replay_trees(draft: Model, trace: Trace, nodes: Sequence[int], *, fits: bool
     ranks = replay_ranks(draft, trace, fits=fits)
     trees = {count: ranks.tree(count) for count in nodes}
     ways = {count: Way(draft.name, tree.depth, "tree", tree.parents) for count, tree in trees.items()}
-    return Counted(draft.name, trace, ways, {count: ranks.kept(tree) for count, tree in trees.items()})
+    return Counted(draft.name, trace, ways, {count: ranks.kept(tree) for count, tree in trees.items()}, room=ranks.room)
 
 
 def replay_ranks(draft: Model, trace: Trace, *, fits: bool = False) -> Ranks:
