@@ -14,6 +14,7 @@ from shallowdraft.cli import main
 from shallowdraft.kernels import cpu
 from shallowdraft.models.model import _say_not_rounded
 from shallowdraft.models.synthetic import make_pair
+from shallowdraft.replay.traces import read_trace
 from shallowdraft.shapes import ModelShape
 
 VERBS = (
@@ -90,6 +91,52 @@ def test_sampling_options_reach_the_engine(folders, capsys):
         assert generate(folders, *options, "--dtype", "float32", "--device", "cpu") == 0
         outs.append(json.loads(capsys.readouterr().out)["token_ids"])
     assert outs[0] == outs[1] != outs[2]
+
+
+@pytest.fixture(scope="module")
+def without_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("ids")
+    shape, small = ModelShape(2, 32, 2, 48, 400, context=96), ModelShape(1, 24, 2, 32, 400, context=96)
+    target, draft = make_pair(shape, small, 0.8).save(folder)
+    for file in [*target.glob("*token*"), *draft.glob("*token*")]:
+        file.unlink()
+    return str(target), str(draft)
+
+
+def test_token_ids_instead_of_text(folders, without_tokenizer, capsys):
+    text = sd.load(folders[0]).encode("hello")
+    assert generate(folders, "--json") == 0
+    expected = json.loads(capsys.readouterr().out)
+    for target, draft in (folders, without_tokenizer):
+        command = ["generate", "--target", target, "--draft", draft, "--max-new-tokens", "20"]
+        assert main([*command, "--json", "--prompt-ids", *map(str, text)]) == 0
+        assert json.loads(capsys.readouterr().out)["token_ids"] == expected["token_ids"]
+    assert main([*command, "--prompt-ids", *map(str, text)]) == 0
+    assert capsys.readouterr().out.split() == [str(token) for token in expected["token_ids"]]
+    for wrong, said in (
+        (["--prompt", "hello"], "or give token ids: --prompt-ids, or "),
+        (["--prompt-ids", "1", "400"], "token id 400 is outside the target's vocabulary of 400"),
+        (["--prompt-ids", "1", "--prompt", "hello"], "or --prompt-ids with token ids"),
+        (["--prompt-ids", "1", "--chat"], "is token ids, which no chat template takes"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_token_ids_in_a_file_of_prompts(without_tokenizer, tmp_path: Path, capsys):
+    prompts, trace = tmp_path / "prompts.jsonl", tmp_path / "trace.jsonl"
+    prompts.write_text('{"ids": [5, 6, 7], "id": "a"}\n{"ids": [8]}\n')
+    target, draft = without_tokenizer
+    given = ["--prompts", str(prompts), "--max-new-tokens", "9"]
+    assert main(["generate", "--target", target, *given, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)["generations"]
+    assert main(["record", "--target", target, *given, "--out", str(trace)]) == 0
+    outputs = read_trace(trace).outputs
+    assert [output.prompt for output in outputs] == [[5, 6, 7], [8]]
+    assert [output.output for output in outputs] == [one["token_ids"] for one in made]
+    assert main(["replay", "--trace", str(trace), "--draft", draft]) == 0
+    assert main(["record", "--target", target, *given, "--chat", "--out", str(tmp_path / "chat.jsonl")]) == 2
+    assert "prompt a is token ids" in capsys.readouterr().err
 
 
 def test_inspect(folders, capsys):

@@ -47,7 +47,7 @@ class Study(ClusterCommand):
     """Of the drafter skip: what skip-search wrote. Default: the second half of the layers."""
     prompts: tuple[str, ...]
     """Sets that ship with the package (mmlu, hellaswag, arena, spec-bench, humaneval, gsm8k, mt-bench, zoo), and files
-    of {"prompt": …} lines."""
+    of {"prompt": …} or {"ids": […]} lines."""
     out: str
     """Folder of the run."""
     lookaheads: str = "1:12"

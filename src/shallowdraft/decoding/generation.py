@@ -84,6 +84,8 @@ class Settings:
     stop_tokens: Sequence[int] | None = None
     whole: bool = False
     """Whether n-grams propose as many tokens as they may, however few matched: to time that."""
+    streams: Sequence[int] | None = None
+    """Numbers of the rows' random streams; None: those of the rows."""
 
     def __post_init__(self) -> None:
         whole = isinstance(self.lookahead, int) and 1 <= self.lookahead <= MAX_LOOKAHEAD
@@ -206,8 +208,7 @@ def generate(
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
-    run = Run(target, prompts, Settings(**options))
-    results = run.finish()
+    results = Run(target, prompts, Settings(**options)).finish()
     return results[0] if single else results
 
 
@@ -290,17 +291,9 @@ class Row:
 
 
 class Run:
-    """A batch from prompts to results; `streams` are the numbers of the rows' random streams, if not the rows' own."""
+    """A batch from prompts to results."""
 
-    def __init__(
-        self,
-        target: Model,
-        prompts: Sequence[Prompt],
-        settings: Settings,
-        *,
-        pieces: bool = False,
-        streams: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, target: Model, prompts: Sequence[Prompt], settings: Settings, *, pieces: bool = False) -> None:
         for role, model in (("target", target), ("draft", settings.draft)):
             if not isinstance(model, Model) and not (role == "draft" and model is None):
                 raise OptionError(f"the {role} is {model!r}; give a model that sd.load returned")
@@ -314,7 +307,7 @@ class Run:
         limits = [len(ids) + row.max_new_tokens for ids, row in zip(begun, self.rows, strict=True)]
         self._total_s = 0.0
         self._times: Times | None = None
-        self.engine = _engine(target, settings, begun, limits, sources, streams)
+        self.engine = _engine(target, settings, begun, limits, sources)
         self._nodes = self.engine.drafter.nodes if settings.drafter in BRANCHING else 0
 
     def iterations(self) -> Iterator[None]:
@@ -433,7 +426,6 @@ def _engine(
     prompts: list[list[int]],
     limits: list[int],
     sources: list[list[int]] | None,
-    streams: Sequence[int] | None,
 ) -> Engine:
     """A new engine, or on a GPU one that has captured such iterations before."""
     draft = settings.draft
@@ -445,11 +437,11 @@ def _engine(
     kind = _kind(settings, len(prompts), slots, source_slots_for(sources, target.device))
     kept: Engine | None = target.decoder.kept.pop(kind, None)
     if kept is not None:
-        kept.restart(prompts, limits, settings.seed, pace, sources, streams)
+        kept.restart(prompts, limits, settings.seed, pace, sources, settings.streams)
         return kept
     context = draft.shape.context if draft else None
     given = target.decoder, drafter, settings.sampling, prompts, limits, context, pace, settings.rule, sources
-    return Engine(*given, streams=streams)
+    return Engine(*given, streams=settings.streams)
 
 
 def _keep(target: Model, settings: Settings, engine: Engine) -> None:

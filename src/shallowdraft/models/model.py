@@ -102,7 +102,10 @@ class Model:
 
     def require_tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise VocabularyError(f"{self.name} has no tokenizer; put its files into the folder, or give token ids")
+            raise VocabularyError(
+                f"{self.name} has no tokenizer; put its files into the folder, or give token ids: "
+                '--prompt-ids, or {"ids": [1, 2]} as a line of a file of prompts'
+            )
         return self.tokenizer
 
 

@@ -146,7 +146,7 @@ def record(
 
 def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> tuple[list[int], int]:
     """The prompt's tokens, cut from the left so that there is room for so many new ones; how many were cut."""
-    ids = target.encode_chat([{"role": "user", "content": prompt.text}]) if chat else target.encode(prompt.text)
+    ids = target.encode_chat(prompt.turn) if chat else list(prompt.ids) or target.encode(prompt.text)
     longest = target.shape.context - room
     if longest < 1:
         raise PromptError(f"{target.name} has a context of {target.shape.context:,}, too short for {room:,} new tokens")
@@ -156,9 +156,10 @@ def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> t
 
 
 def _continue(target: Model, rows: list[Output], max_new_tokens: int, sampling: Sampling) -> Iterator[Output]:
-    settings = Settings(max_new_tokens=max_new_tokens, **asdict(sampling))
-    run = Run(target, [row.prompt for row in rows], settings, streams=[row.stream for row in rows])
-    for row, result in zip(rows, run.finish(), strict=True):
+    streams = [row.stream for row in rows]
+    settings = Settings(max_new_tokens=max_new_tokens, **asdict(sampling), streams=streams)
+    results = Run(target, [row.prompt for row in rows], settings).finish()
+    for row, result in zip(rows, results, strict=True):
         written = replace(row, output=result.token_ids)
         if not sampling.greedy:
             p = torch.cat(list(_likelihoods(target, written, sampling)))
