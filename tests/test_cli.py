@@ -11,7 +11,10 @@ import pytest
 
 import shallowdraft as sd
 from shallowdraft.cli import main
+from shallowdraft.kernels import cpu
+from shallowdraft.models.model import _say_not_rounded
 from shallowdraft.models.synthetic import make_pair
+from shallowdraft.replay.traces import read_trace
 from shallowdraft.shapes import ModelShape
 
 VERBS = (
@@ -90,6 +93,52 @@ def test_sampling_options_reach_the_engine(folders, capsys):
     assert outs[0] == outs[1] != outs[2]
 
 
+@pytest.fixture(scope="module")
+def without_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("ids")
+    shape, small = ModelShape(2, 32, 2, 48, 400, context=96), ModelShape(1, 24, 2, 32, 400, context=96)
+    target, draft = make_pair(shape, small, 0.8).save(folder)
+    for file in [*target.glob("*token*"), *draft.glob("*token*")]:
+        file.unlink()
+    return str(target), str(draft)
+
+
+def test_token_ids_instead_of_text(folders, without_tokenizer, capsys):
+    text = sd.load(folders[0]).encode("hello")
+    assert generate(folders, "--json") == 0
+    expected = json.loads(capsys.readouterr().out)
+    for target, draft in (folders, without_tokenizer):
+        command = ["generate", "--target", target, "--draft", draft, "--max-new-tokens", "20"]
+        assert main([*command, "--json", "--prompt-ids", *map(str, text)]) == 0
+        assert json.loads(capsys.readouterr().out)["token_ids"] == expected["token_ids"]
+    assert main([*command, "--prompt-ids", *map(str, text)]) == 0
+    assert capsys.readouterr().out.split() == [str(token) for token in expected["token_ids"]]
+    for wrong, said in (
+        (["--prompt", "hello"], "or give token ids: --prompt-ids, or "),
+        (["--prompt-ids", "1", "400"], "token id 400 is outside the target's vocabulary of 400"),
+        (["--prompt-ids", "1", "--prompt", "hello"], "or --prompt-ids with token ids"),
+        (["--prompt-ids", "1", "--chat"], "is token ids, which no chat template takes"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_token_ids_in_a_file_of_prompts(without_tokenizer, tmp_path: Path, capsys):
+    prompts, trace = tmp_path / "prompts.jsonl", tmp_path / "trace.jsonl"
+    prompts.write_text('{"ids": [5, 6, 7], "id": "a"}\n{"ids": [8]}\n')
+    target, draft = without_tokenizer
+    given = ["--prompts", str(prompts), "--max-new-tokens", "9"]
+    assert main(["generate", "--target", target, *given, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)["generations"]
+    assert main(["record", "--target", target, *given, "--out", str(trace)]) == 0
+    outputs = read_trace(trace).outputs
+    assert [output.prompt for output in outputs] == [[5, 6, 7], [8]]
+    assert [output.output for output in outputs] == [one["token_ids"] for one in made]
+    assert main(["replay", "--trace", str(trace), "--draft", draft]) == 0
+    assert main(["record", "--target", target, *given, "--chat", "--out", str(tmp_path / "chat.jsonl")]) == 2
+    assert "prompt a is token ids" in capsys.readouterr().err
+
+
 def test_inspect(folders, capsys):
     assert main(["inspect", *folders, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -104,6 +153,35 @@ def test_inspect(folders, capsys):
     assert bf16["models"][0]["weight_bytes"] == 2 * bf16["models"][0]["parameters"]
     assert bf16["free_bytes"] > 0
     assert main(["inspect", folders[0], "--context", "0"]) == 2
+
+
+def test_inspect_goes_no_further_than_a_models_context(folders, capsys):
+    for context, tokens in (("1024", 96), ("10", 10)):
+        assert main(["inspect", *folders, "--context", context, "--json"]) == 0
+        for model in json.loads(capsys.readouterr().out)["models"]:
+            assert model["kv_bytes"] == tokens * model["kv_bytes_per_token"]
+    assert main(["inspect", *folders]) == 0
+    shown = capsys.readouterr().out
+    assert "for 96 tokens" in shown
+    assert "1,024" not in shown
+
+
+@pytest.mark.skipif(cpu.library() is None or not 12 % cpu.lanes(), reason="no gcc, or narrow vectors")
+def test_a_draft_that_cannot_have_8_bits_is_told_of_once(folders, capsys, caplog):
+    """The target's heads are 16 wide, the draft's 12."""
+    said = f"int8 needs a CPU, gcc and heads whose width is a multiple of {cpu.lanes()}; these are 12 wide"
+    assert main(["inspect", *folders, "--device", "cpu"]) == 0
+    assert f"{folders[1]} drafts in float32: {said}\n" in capsys.readouterr().out
+    assert main(["inspect", *folders, "--device", "cpu", "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert [model["draft_dtype"] for model in models] == ["int8", "float32"]
+    _say_not_rounded.cache_clear()
+    for _ in range(2):
+        assert generate(folders, "--device", "cpu") == 0
+    assert [record.message for record in caplog.records] == [f"the draft runs in float32: {said}"]
+    _say_not_rounded.cache_clear()
+    assert generate(folders, "--device", "cpu", "--draft-dtype", "float32") == 0
+    assert len(caplog.records) == 1
 
 
 def test_inspect_of_two_vocabularies(folders, capsys):
@@ -209,6 +287,20 @@ def test_an_interrupt_among_the_first_imports_takes_one_line(tmp_path: Path, how
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+@pytest.mark.parametrize("delay_s", [0.003, 0.05])
+def test_ctrl_c_pressed_again_while_it_ends_changes_nothing(tmp_path: Path, delay_s: float):
+    """With torch the interpreter takes its time to end, and the last of it is killed by a signal that nobody meets."""
+    (tmp_path / "tyro.py").write_text(
+        "import os, signal, subprocess, torch\n"
+        f"subprocess.Popen(['sh', '-c', f'sleep {delay_s}; kill -INT {{os.getpid()}}'])\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(sd.__file__).parents[1])])
+    command = [sys.executable, "-m", "shallowdraft", "--help"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"interrupted\n")
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"shallowdraft {sd.__version__}\n"
@@ -252,6 +344,8 @@ def test_help_needs_no_torch(verb: list[str]):
     script = f"""
 import sys
 from shallowdraft.cli import main
+from shallowdraft.kernels import cpu
+from shallowdraft.models.model import _say_not_rounded
 try:
     main({[*verb, "--help"]!r})
 except SystemExit as stop:

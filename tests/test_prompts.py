@@ -32,6 +32,8 @@ def test_shipped_sets_are_whole_and_say_where_they_come_from():
     [
         ('{"text": "a"}', ':1: no JSON object with a "prompt" field'),
         ('{"prompt": 3}', "field that holds text"),
+        ('{"ids": []}', 'or "ids" that holds token ids'),
+        ('{"ids": [1, "2"]}', 'or "ids" that holds token ids'),
         ("[1]", ":1: no JSON object"),
         ("\n", "holds no prompt"),
     ],

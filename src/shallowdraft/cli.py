@@ -5,13 +5,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from threading import current_thread, main_thread
 
 from shallowdraft import __version__
 from shallowdraft.errors import ShallowdraftError
 
 SPINS = "30000"  # about 50 us, then a waiting thread sleeps
 PATIENCE_S = 5.0  # in which torchrun ends this process, if the first has failed too
+SAME_CTRL_C_S = 1.0  # in which Ctrl-C, pressed again, says nothing new
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
-        return _run(arguments)
+        with _interrupted_once():
+            return _run(arguments)
     except BrokenPipeError:  # whoever read our output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -33,6 +38,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_first():
             print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C, as ever, but not again while the first is on its way up.
+
+    Behind an interrupt the process only ends, which another one would turn into a death by signal.
+    """
+    after = signal.getsignal(signal.SIGINT)
+    if after is not signal.default_int_handler or current_thread() is not main_thread():
+        yield  # somebody else decides what Ctrl-C does
+        return
+    last_s = -inf
+
+    def interrupt(*_: object) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s > SAME_CTRL_C_S:
+            last_s = now_s
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        after = signal.SIG_IGN
+        raise
+    finally:
+        signal.signal(signal.SIGINT, after)
 
 
 def _run(arguments: list[str]) -> int:

@@ -84,6 +84,19 @@ class Waterfall:
     rest: float
     actual: float
 
+    @property
+    def losses(self) -> dict[str, float]:
+        """What each part takes, by its name; below 0 where it gives."""
+        verifying = "longer verification" if self.verifying >= 0 else "faster verification"
+        return {"drafting": self.drafting, verifying: self.verifying, "the rest": self.rest}
+
+    @property
+    def said(self) -> str:
+        """The losses in words."""
+        return ", ".join(
+            f"{part} {'takes' if loss >= 0 else 'gives'} {abs(loss):.2f}" for part, loss in self.losses.items()
+        )
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -48,6 +48,11 @@ class MemoryShortageError(ShallowdraftError):
 class NumericsError(ShallowdraftError):
     """A model that produced NaN or infinite logits."""
 
+    @classmethod
+    def of(cls, models: str) -> "NumericsError":
+        """The error of models named like this."""
+        return cls(f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16")
+
 
 class ServerError(ShallowdraftError):
     """A server that is not there, refuses, breaks off or speaks another protocol."""

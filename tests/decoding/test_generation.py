@@ -10,6 +10,7 @@ from shallowdraft.decoding import generation
 from shallowdraft.decoding.statistics import Statistics, Times
 from shallowdraft.decoding.verification import verify_greedy, verify_sampled
 from shallowdraft.errors import NumericsError, OptionError, PromptError, VocabularyError
+from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_decoder
 from shallowdraft.shapes import ModelShape
 
@@ -125,6 +126,28 @@ def test_statistics_count_what_was_kept(synthetic):
     assert stats.to_json()["mean_acceptance_length"] == stats.tar
 
 
+def test_iterations_that_proposed_less_say_nothing_of_later_positions(synthetic):
+    """A draft whose context ends half-way, and lookaheads that change."""
+    model = synthetic.draft.decoder
+    short = dataclasses.replace(
+        synthetic.draft, decoder=assemble(dataclasses.replace(model.shape, context=40), model.dense_state())
+    )
+    whole, ended = (
+        sd.generate(synthetic.target, [5], draft=draft, lookahead=3, max_new_tokens=80)
+        for draft in (synthetic.draft, short)
+    )
+    silent, _, _, drafting = ended.stats.proposal_histogram
+    assert min(silent, drafting) > 9
+    assert ended.stats.drafted == 3 * drafting
+    kept = whole.accepted_by_iteration[:drafting]
+    assert list(ended.stats.acceptance_by_position) == [sum(n > at for n in kept) / drafting for at in range(3)]
+    changing = sd.generate(synthetic.target, [5], draft=synthetic.draft, lookahead="auto", max_new_tokens=80).stats
+    proposed = changing.proposal_histogram
+    assert sum(proposed) == changing.iterations
+    assert sum(depth * count for depth, count in enumerate(proposed)) == changing.drafted
+    assert changing.acceptance_by_position[0] == sum(changing.acceptance_histogram[1:]) / sum(proposed[1:])
+
+
 def test_the_pairs_own_tar_is_what_the_engine_counts(synthetic):
     """Walk the cycle from token 0; only the iteration cut by max_new_tokens may differ."""
     out = sd.generate(synthetic.target, [0], draft=synthetic.draft, lookahead=3, max_new_tokens=90)
@@ -144,11 +167,13 @@ def test_prefills_token_belongs_to_prefill(synthetic):
 
 def test_several_prompts_are_the_quotient_of_sums():
     times = Times(1.0, 2.0, 3.0, 7.0)
-    a = Statistics.derive(tokens=11, emitted=10, drafted=20, histogram=[1, 1, 3], times=times)
-    b = Statistics.derive(tokens=3, emitted=2, drafted=2, histogram=[0, 1], times=times)
+    a = Statistics.derive(tokens=11, emitted=10, drafted=20, histogram=[1, 1, 3], proposed=[1, 0, 4], times=times)
+    b = Statistics.derive(tokens=3, emitted=2, drafted=2, histogram=[0, 1], proposed=[0, 1], times=times)
     both = sd.total([a, b], one_batch=False)
     assert both.tar == 12 / 6
     assert both.acceptance_histogram == (1, 2, 3)
+    assert both.proposal_histogram == (1, 1, 4)
+    assert both.acceptance_by_position == (5 / 5, 3 / 4)  # the iteration that proposed nothing says nothing
     assert (both.total_s, both.other_s) == (14.0, 2.0)
     assert sd.total([a, b], one_batch=True).total_s == 7.0
 

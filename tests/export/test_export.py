@@ -90,6 +90,19 @@ def test_gguf_opens_with_the_right_shapes_and_metadata(tmp_path: Path):
     np.testing.assert_array_equal(tensors["blk.0.attn_q.weight"].data[:3], q[[0, half, 1]])  # halves, row by row
 
 
+def test_gguf_of_a_tokenizer_without_merges_has_one_that_never_applies(small: Path, tmp_path: Path, caplog):
+    """llama.cpp refuses a byte-level BPE without a list of merges; a synthetic pair has none to give."""
+    assert main(arguments(small, "llama.cpp", tmp_path / "out")) == 0
+    vocabulary = set(sd.load(small / "target").require_tokenizer().get_vocab())
+    for role in ("target", "draft"):
+        fields = gguf.GGUFReader(tmp_path / "out" / f"{role}.gguf").fields
+        (merge,) = fields["tokenizer.ggml.merges"].contents()
+        halves = merge.split(" ")
+        assert [len(half) for half in halves] == [2, 2]  # a text begins as single characters
+        assert not vocabulary & {*halves, "".join(halves)}
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     "kind", ["llama3-rope", "llama-biases-linear-rope", "llama-gqa-tied-head_dim", "qwen2", "qwen3"]
 )

@@ -226,5 +226,8 @@ def test_numbers_typed_in(capsys):
     given = ["--lookahead", "5", "--draft-ms", "1", "--target-ms", "7", "--plain-ms", "6.5"]
     assert main(["predict", "--tar", "3", *given]) == 0
     assert "pays 2.44x at lookahead 5" in capsys.readouterr().out
+    assert main(["predict", "--tar", "3", *given[:-1], "7.2"]) == 0
+    said = capsys.readouterr().out
+    assert "drafting takes 0.37, faster verification gives 0.07, the rest takes 0.00: 2.70x is left" in said
     assert main(["predict", "--acceptance-rate", "1", *given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predictions"][0]["tar"] == 6

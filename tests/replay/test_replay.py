@@ -11,8 +11,10 @@ import shallowdraft as sd
 from shallowdraft import cost, shapes
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair, random_decoder
+from shallowdraft.models.tree import Tree
 from shallowdraft.prompts import Prompt
 from shallowdraft.replay.acceptance import replay
+from shallowdraft.replay.ranks import replay_trees
 from shallowdraft.replay.traces import Trace, read_trace, record
 from shallowdraft.replay.walk import iterations_of
 from shallowdraft.shapes import ModelShape
@@ -57,7 +59,17 @@ def test_greedy_replay_is_the_engines_count_iteration_by_iteration(
             for accepted, room in zip(found.accepted, found.room, strict=True)
         ]
         assert [run.accepted_by_iteration for run in live] == counts
-        assert found.tar()[lookahead] == pytest.approx(sd.total([run.stats for run in live], one_batch=False).tar)
+        whole = sd.total([run.stats for run in live], one_batch=False)
+        assert found.tar()[lookahead] == pytest.approx(whole.tar)
+        assert found.walk.acceptance_by_position(lookahead).tolist() == pytest.approx(
+            list(whole.acceptance_by_position)
+        )
+    trees = replay_trees(draft, trace, (6,))
+    options = {"draft": draft, "drafter": "tree", "tree": Tree(trees.way(6).tree), "max_new_tokens": 40}
+    live = [sd.generate(target, output.prompt, **options) for output in trace.outputs]
+    assert [run.accepted_by_iteration for run in live] == trees.iterations(6)
+    shares = sd.total([run.stats for run in live], one_batch=False).acceptance_by_position
+    assert trees.walk.acceptance_by_position(trees.way(6).lookahead).tolist() == pytest.approx(list(shares))
 
 
 def random_state(model: sd.Model) -> dict[str, torch.Tensor]:

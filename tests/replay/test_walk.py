@@ -21,23 +21,33 @@ def test_with_certain_acceptance_it_counts_what_greedy_iterations_keep(rows: lis
         assert found.iterations[:, column].tolist() == [len(one) for one in kept]
         for position in range(1, lookahead + 1):
             assert found.reached[:, column, position - 1].tolist() == [sum(n >= position for n in one) for one in kept]
+        drafting = [sum(at + lookahead <= room for at in begun(one)) for one in kept]
+        assert found.tried[:, column, :lookahead].tolist() == [[count] * lookahead for count in drafting]
+        assert not found.tried[:, column, lookahead:].any()
         emitted, iterations = sum(map(len, rows)), sum(map(len, kept))
         assert found.tar()[column] == pytest.approx(emitted / iterations if iterations else 1.0)
+
+
+def begun(kept: list[int]) -> list[int]:
+    """Where iterations that keep so many begin."""
+    return [0, *itertools.accumulate(count + 1 for count in kept)][: len(kept)]
 
 
 @pytest.mark.parametrize("lookahead", [1, 2, 3, 6])
 @pytest.mark.parametrize("room", [3, 100])
 def test_expectation_over_every_outcome(lookahead: int, room: int):
     chances = np.array([0.9, 0.2, 0.5, 0.7, 1.0, 0.3])
-    expected, kept_some = 0.0, 0.0
+    expected, kept_some, tried = 0.0, 0.0, 0.0
     for outcome in itertools.product((False, True), repeat=len(chances)):
         weight = np.prod(np.where(outcome, chances, 1 - chances))
         kept = iterations_of(outcome, lookahead, room)
         expected += weight * len(kept)
         kept_some += weight * sum(n >= 1 for n in kept)
+        tried += weight * sum(at + lookahead <= room for at in begun(kept))
     found = walk([chances], [lookahead], [room])
     assert found.iterations[0, 0] == pytest.approx(expected)
     assert found.reached[0, 0, 0] == pytest.approx(kept_some)
+    assert found.acceptance_by_position(lookahead)[0] == pytest.approx(kept_some / tried if tried else 0.0)
 
 
 @given(bits, st.integers(1, 6))

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,9 @@ def test_it_ranks_and_says_whether_it_pays(models: Path, tmp_path: Path, capsys)
     table = capsys.readouterr().out
     assert "outputs with every draft are those without" in table
     assert "needs" in table
+    assert re.search(
+        r"drafting takes [\d.]+, (longer verification takes|faster verification gives) [\d.]+, the rest", table
+    )
 
 
 def test_a_draft_that_cannot_be_used_is_named_and_left_out(models: Path, tmp_path: Path, capsys):

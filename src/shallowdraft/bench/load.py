@@ -39,7 +39,7 @@ class Load:
     lookahead: int | None = None
 
     def request(self, prompt: Prompt) -> dict[str, Any]:
-        asked = {"messages": [{"role": "user", "content": prompt.text}]} if self.chat else {"prompt": prompt.text}
+        asked = {"messages": prompt.turn} if self.chat else {"prompt": prompt.content}
         return asked | {"max_tokens": self.max_tokens, "temperature": self.temperature}
 
     @property

@@ -34,7 +34,7 @@ class Bench(Command):
     model: str
     """The model's name there."""
     prompts: tuple[str, ...]
-    """Sets that ship with the package, and files of {"prompt": …} lines."""
+    """Sets that ship with the package, and files of {"prompt": …} or {"ids": […]} lines."""
     out: str
     """File for the records: a line a request."""
     limit: Number = None

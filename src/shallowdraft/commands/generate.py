@@ -30,8 +30,11 @@ class Generate(DraftCommand):
     """Checkpoint folder, hub id or zoo name of the model whose output you want."""
     prompt: Name = None
     """The text to continue; of an encoder–decoder what it reads."""
+    prompt_ids: tuple[int, ...] = ()
+    """Instead of text: the prompt's token ids, for a target without a tokenizer too."""
     prompts: Name = None
-    """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} lines."""
+    """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} or {"ids": […]}
+    lines."""
     draft: Name = None
     """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
     drafter: Literal["model", "tree", "several", "skip", "ngram", "medusa"] = "model"
@@ -88,13 +91,14 @@ class Generate(DraftCommand):
             options["heads"] = sd.load_heads(target, self.heads)
         speculative = self.draft is not None or self.drafter != "model"
         results = []
-        for prompt in several or [Prompt("", "", self.prompt or "")]:
-            ids = target.encode_chat([{"role": "user", "content": prompt.text}]) if self.chat else prompt.text
-            pieces = sd.stream(target, ids, **options)
+        for prompt in several or [Prompt("", "", self.prompt or "", self.prompt_ids)]:
+            given = target.encode_chat(prompt.turn) if self.chat else prompt.content
+            pieces = sd.stream(target, given, **options)
             if self.json_output or not processes.is_first():
                 _drain(pieces)
             else:
-                _show(pieces, prompt.text if several else "", speculative=speculative)
+                spelled = target.tokenizer is not None
+                _show(pieces, prompt.text if several else "", speculative=speculative, spelled=spelled)
             results.append((prompt.id, pieces.result))
         first = processes.is_first()
         processes.leave()
@@ -119,8 +123,10 @@ class Generate(DraftCommand):
                 f"torchrun started {launched()} processes, which would all do the same; "
                 "add --tensor-parallel to split the target over them, or leave torchrun out"
             )
-        if (self.prompt is None) == (self.prompts is None):
-            raise OptionError("give --prompt with a text, or --prompts with a set or a file of them")
+        if [self.prompt is not None, self.prompts is not None, bool(self.prompt_ids)].count(True) != 1:
+            raise OptionError(
+                "give --prompt with a text, or --prompts with a set or a file of them, or --prompt-ids with token ids"
+            )
         if self.draft is not None and self.drafter in DRAFTLESS:
             raise OptionError(f"the {self.drafter} drafter takes no --draft; leave one of the two out")
         if self.draft is None and self.drafter in BRANCHING and self.drafter not in DRAFTLESS:
@@ -182,8 +188,11 @@ def _as_json(result: "Generation") -> dict[str, object]:
     }
 
 
-def _show(pieces: "Stream", prompt: str, *, speculative: bool) -> None:
-    """Text to stdout, in colour on a terminal, after its prompt if there are several; the statistics to stderr."""
+def _show(pieces: "Stream", prompt: str, *, speculative: bool, spelled: bool) -> None:
+    """Text to stdout, in colour on a terminal, after its prompt if there are several; the statistics to stderr.
+
+    Where nothing can be spelled, for want of a tokenizer, token ids instead of text.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -191,10 +200,11 @@ def _show(pieces: "Stream", prompt: str, *, speculative: bool) -> None:
     if prompt:
         out.print(Text(prompt, style="bold"), end="")
     for piece in pieces:
+        text = piece.text if spelled else f"{piece.token_id} "
         if out.is_terminal:
-            out.print(Text(piece.text, style="green" if piece.drafted else ""), end="")
+            out.print(Text(text, style="green" if piece.drafted else ""), end="")
         else:
-            sys.stdout.write(piece.text)  # as it is: rich would turn tabs into spaces
+            sys.stdout.write(text)  # as it is: rich would turn tabs into spaces
         sys.stdout.flush()
     print()
     _say(f"{_summary(pieces.result.stats, speculative)} · ended by {pieces.result.finish_reason}")

@@ -13,6 +13,8 @@ from shallowdraft.errors import OptionError
 from shallowdraft.shapes import NAMED, ModelShape
 
 if TYPE_CHECKING:
+    import torch
+
     from shallowdraft.models.vocabulary import VocabularyCheck
 
 
@@ -29,7 +31,8 @@ class Inspect(ModelCommand):
     draft: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DRAFT")] = None
     """A second one, to be its draft."""
     context: int = 1024
-    """Tokens of context, for the cache and the attention's share of the FLOPs."""
+    """Tokens of context, for the cache and the attention's share of the FLOPs; a model with a shorter context has that
+    of its own."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object."""
 
@@ -44,7 +47,7 @@ class Inspect(ModelCommand):
         found = [_Inspected.find(name) for name in (self.model, self.draft) if name is not None]
         check = found[0].vocabulary_check(found[1]) if len(found) == 2 else None
         report = {
-            "models": [_costs(one, dtype, self.context) for one in found],
+            "models": [_costs(one, dtype, self.context) | self._as_draft(one.shape, device, dtype) for one in found],
             "vocabulary": None if check is None else asdict(check),
             "device": str(device),
             "dtype": dtype,
@@ -53,10 +56,21 @@ class Inspect(ModelCommand):
         if self.json_output:
             print(json.dumps(report))
         else:
-            _show(report, self.context)
+            _show(report)
         if check is not None:
             check.require()
         return 0
+
+    def _as_draft(self, shape: ModelShape, device: "torch.device", dtype: str) -> dict[str, Any]:
+        """Say in which precision the model drafts, and why that is not int8 where it could be by default."""
+        from shallowdraft.models.model import needs_of_bytes, rounded_by_default
+
+        by_default = self.dtype is None and device.type == "cpu"
+        rounded = by_default and rounded_by_default(shape, device)
+        return {
+            "draft_dtype": "int8" if rounded else dtype,
+            "draft_dtype_reason": needs_of_bytes(shape) if by_default and not rounded else None,
+        }
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,7 @@ class _Inspected:
 
 
 def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
-    shape = found.shape
+    shape, tokens = found.shape, min(context, found.shape.context)
     return {
         "name": found.name,
         "family": shape.family,
@@ -102,12 +116,13 @@ def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
         "weight_bytes": shape.weight_bytes(dtype),
         "pass_bytes": shape.pass_bytes(dtype),
         "kv_bytes_per_token": shape.kv_bytes_per_token(dtype),
-        "kv_bytes": shape.kv_bytes_per_token(dtype) * context,
-        "flops_per_token": shape.flops_per_token(context),
+        "cache_tokens": tokens,
+        "kv_bytes": shape.kv_bytes_per_token(dtype) * tokens,
+        "flops_per_token": shape.flops_per_token(tokens),
     }
 
 
-def _show(report: dict[str, Any], context: int) -> None:
+def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -117,7 +132,7 @@ def _show(report: dict[str, Any], context: int) -> None:
     for model in models:
         table.add_column(model["name"], justify="right", overflow="fold")
     for label, cell in _ROWS.items():
-        table.add_row(label.format(context=f"{context:,}"), *(cell(model) for model in models))
+        table.add_row(label, *(cell(model) for model in models))
     console = Console(highlight=False)
     console.print(table)
     needed = sum(model["weight_bytes"] + model["kv_bytes"] for model in models)
@@ -126,6 +141,10 @@ def _show(report: dict[str, Any], context: int) -> None:
         console.print(
             f"weights and cache: {_bytes(needed)}; free on {report['device']}: {_bytes(report['free_bytes'])}: {fits}",
             soft_wrap=True,
+        )
+    if reason := models[-1]["draft_dtype_reason"]:
+        console.print(
+            f"{models[-1]['name']} drafts in {models[-1]['draft_dtype']}: {reason}", soft_wrap=True, markup=False
         )
     if check := report["vocabulary"]:
         console.print(f"vocabulary: {check['relation']} ({check['detail']})", soft_wrap=True)
@@ -148,6 +167,7 @@ _ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "parameters": lambda m: f"{m['parameters']:,}",
     "weights": lambda m: _bytes(m["weight_bytes"]),
     "read by a pass": lambda m: _bytes(m["pass_bytes"]),
-    "cache of {context} tokens": lambda m: _bytes(m["kv_bytes"]),
-    "FLOPs a token at {context}": lambda m: f"{m['flops_per_token']:,}",
+    "cache": lambda m: f"{_bytes(m['kv_bytes'])} for {m['cache_tokens']:,} tokens",
+    "FLOPs a token": lambda m: f"{m['flops_per_token']:,} behind {m['cache_tokens']:,}",
+    "as a draft in": lambda m: m["draft_dtype"],
 }

@@ -32,7 +32,7 @@ class Online(ModelCommand):
     draft: str
     """A smaller model with the same vocabulary, named likewise: what it starts from."""
     prompts: tuple[str, ...]
-    """Sets that ship with the package, and files of {"prompt": …} lines."""
+    """Sets that ship with the package, and files of {"prompt": …} or {"ids": […]} lines."""
     out: str
     """Folder for what the draft becomes."""
     lookahead: int = 4

@@ -31,7 +31,7 @@ class Record(ModelCommand):
     """The trace: a file of JSON lines."""
     prompts: tuple[str, ...] = ()
     """Sets that ship with the package (mmlu, hellaswag, arena, spec-bench, humaneval, gsm8k, mt-bench, zoo), and files
-    of {"prompt": …} lines."""
+    of {"prompt": …} or {"ids": […]} lines."""
     limit: Number = None
     """At most so many prompts of each set."""
     max_new_tokens: int = 128

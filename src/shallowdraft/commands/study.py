@@ -47,7 +47,7 @@ class Study(ClusterCommand):
     """Of the drafter skip: what skip-search wrote. Default: the second half of the layers."""
     prompts: tuple[str, ...]
     """Sets that ship with the package (mmlu, hellaswag, arena, spec-bench, humaneval, gsm8k, mt-bench, zoo), and files
-    of {"prompt": …} lines."""
+    of {"prompt": …} or {"ids": […]} lines."""
     out: str
     """Folder of the run."""
     lookaheads: str = "1:12"
@@ -175,11 +175,7 @@ def show(found: "Found", target: str, out: str) -> None:
     )
     console.print(f"[bold]{found.verdict}[/bold]", soft_wrap=True)
     fall = found.rows[0].prediction.waterfall
-    console.print(
-        f"of its TAR {fall.ideal:.2f}, drafting takes {fall.drafting:.2f}, longer verification {fall.verifying:.2f}, "
-        f"the rest {fall.rest:.2f}",
-        soft_wrap=True,
-    )
+    console.print(f"of its TAR {fall.ideal:.2f}, {fall.said}: {fall.actual:.2f}x is left", soft_wrap=True)
     if found.lossless is not None:
         same, differ = "outputs with every draft are those without", "[red]outputs differ, see live.jsonl[/red]"
         console.print(same if found.lossless else differ)

@@ -54,7 +54,7 @@ class Batch:
         row, reader = new_row(self._target, settings, len(prompt), pieces=True), self._reader
         reader.sampling = settings.sampling
         reader.restart([prompt], [len(prompt) + row.max_new_tokens], settings.seed, None)
-        reader.noise.begin(None if settings.sampling.greedy else settings.seed, 1, stream)
+        reader.noise.begin(None if settings.sampling.greedy else settings.seed, 1, [stream])
         ((accepted, *tokens),) = reader.follow(reader.prefill())
         row.take(accepted, tokens, iteration=False)
         if not row.sound:

@@ -43,6 +43,7 @@ class Engine:
         rule: Rule = "token",
         sources: list[list[int]] | None = None,
         slots: int | None = None,
+        streams: Sequence[int] | None = None,
     ) -> None:
         self.target, self.drafter, self.rule = target, drafter, rule
         self.sampling: Sampling | Samplings = sampling
@@ -55,13 +56,13 @@ class Engine:
         self.pace = pace
         self._graphs = _Graphs() if target.device.type == "cuda" else None
         self._draft_context = draft_context
-        self._begin(prompts, limits, sampling.seed)
+        self._begin(prompts, limits, sampling.seed, streams)
 
-    def _begin(self, prompts: list[list[int]], limits: list[int], seed: int) -> None:
+    def _begin(self, prompts: list[list[int]], limits: list[int], seed: int, streams: Sequence[int] | None) -> None:
         self._lengths = self._prompt_lengths = [len(prompt) for prompt in prompts]
         self._limits = limits
         steps = max(limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True))
-        self.noise.begin(None if self.sampling.greedy else seed, steps)
+        self.noise.begin(None if self.sampling.greedy else seed, steps, streams)
         self._missed = 0  # iterations since the drafter was last asked
 
     def restart(
@@ -71,12 +72,13 @@ class Engine:
         seed: int,
         pace: Pace | Confidence | None,
         sources: list[list[int]] | None = None,
+        streams: Sequence[int] | None = None,
     ) -> None:
         """As many other prompts, no longer than what there is room for; what was captured is used again."""
         self.state.refill(prompts, limits, sources)
         self.clock.reset()
         self.pace = pace
-        self._begin(prompts, limits, seed)
+        self._begin(prompts, limits, seed, streams)
 
     @classmethod
     @torch.inference_mode()

@@ -84,6 +84,8 @@ class Settings:
     stop_tokens: Sequence[int] | None = None
     whole: bool = False
     """Whether n-grams propose as many tokens as they may, however few matched: to time that."""
+    streams: Sequence[int] | None = None
+    """Numbers of the rows' random streams; None: those of the rows."""
 
     def __post_init__(self) -> None:
         whole = isinstance(self.lookahead, int) and 1 <= self.lookahead <= MAX_LOOKAHEAD
@@ -206,10 +208,8 @@ def generate(
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
-    run = Run(target, prompts, Settings(**options))
-    for _ in run.iterations():
-        pass
-    return run.results()[0] if single else run.results()
+    results = Run(target, prompts, Settings(**options)).finish()
+    return results[0] if single else results
 
 
 def stream(target: Model, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
@@ -261,6 +261,8 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     accepted_by_iteration: list[int] = field(default_factory=list)
+    proposed_by_iteration: list[int] = field(default_factory=list)
+    """How many tokens deep."""
     drafted: int = 0
     finish_reason: FinishReason | None = None
     sound: bool = True
@@ -284,6 +286,7 @@ class Row:
         if iteration:
             chain = len(tokens) - 1
             self.accepted_by_iteration.append(min(accepted, kept))  # tokens that were cut off do not count
+            self.proposed_by_iteration.append(chain)
             self.drafted += chain and (nodes or chain)
 
 
@@ -315,7 +318,7 @@ class Run:
                 if row.finish_reason is None:
                     row.take(accepted, tokens, self._nodes, iteration=iteration > 0)
                     if not row.sound:
-                        raise NumericsError(self._unsound())
+                        raise NumericsError.of(self._models())
             self._total_s += time.perf_counter() - begin_s
             yield
             begin_s = time.perf_counter()
@@ -323,6 +326,12 @@ class Run:
                 self._times = self.read_clock()()
                 _keep(self.target, self.settings, self.engine)
                 return
+
+    def finish(self) -> list[Generation]:
+        """Decode until every row has ended."""
+        for _ in self.iterations():
+            pass
+        return self.results()
 
     def rewind(self) -> None:
         """Back to where the prompts end: what was emitted since is forgotten."""
@@ -349,6 +358,7 @@ class Run:
             emitted=len(row.tokens) - 1,
             drafted=row.drafted,
             histogram=[accepted.count(n) for n in range(lookahead + 1)],
+            proposed=[row.proposed_by_iteration.count(n) for n in range(lookahead + 1)],
             times=times,
         )
         text = self.target.decode(row.tokens)
@@ -357,11 +367,10 @@ class Run:
         assert row.finish_reason is not None
         return Generation(text, row.tokens, stats, row.finish_reason, accepted)
 
-    def _unsound(self) -> str:
+    def _models(self) -> str:
         draft = self.settings.draft
         heads = " or its heads" if self.settings.heads else ""
-        models = f"target {self.target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
-        return f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16"
+        return f"target {self.target.name}{heads}" + (f" or draft {draft.name}" if draft else "")
 
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
@@ -430,10 +439,11 @@ def _engine(
     kind = _kind(settings, len(prompts), slots, source_slots_for(sources, target.device))
     kept: Engine | None = target.decoder.kept.pop(kind, None)
     if kept is not None:
-        kept.restart(prompts, limits, settings.seed, pace, sources)
+        kept.restart(prompts, limits, settings.seed, pace, sources, settings.streams)
         return kept
     context = draft.shape.context if draft else None
-    return Engine(target.decoder, drafter, settings.sampling, prompts, limits, context, pace, settings.rule, sources)
+    given = target.decoder, drafter, settings.sampling, prompts, limits, context, pace, settings.rule, sources
+    return Engine(*given, streams=settings.streams)
 
 
 def _keep(target: Model, settings: Settings, engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """Random numbers made ahead: the host fills a table, an iteration only reads it, so that nothing waits for the host.
 
-Each row has a stream of its own, drawn from (seed, row): what a row samples does not depend on the rows beside it.
+Each row has a stream of its own, drawn from (seed, number): what a row samples does not depend on
+the rows beside it. The number is the row's, unless others are given.
 """
 
 from collections.abc import Sequence
@@ -39,14 +40,16 @@ class Noise:
         """It reads no number any more."""
         self._streams[row] = None
 
-    def begin(self, seed: int | None, iterations: int, first: int = 0) -> None:
-        """Streams of this seed, from row `first` on, for about so many iterations; None: greedy decoding reads no
-        number.
+    def begin(self, seed: int | None, iterations: int, streams: Sequence[int] | None = None) -> None:
+        """Streams of this seed by their numbers, for about so many iterations.
+
+        Without a seed: greedy decoding reads no random number.
         """
         self._ahead = min(iterations, ITERATIONS_AHEAD)
         self._iteration = 0
-        rows = range(first, first + len(self._now))
-        self._streams = [None if seed is None else _stream(seed, row) for row in rows]
+        numbers = range(len(self._now)) if streams is None else streams
+        assert len(numbers) == len(self._now)
+        self._streams = [None if seed is None else _stream(seed, number) for number in numbers]
 
     def advance(self) -> Tensor:
         """The numbers of the next iteration, [B, 2d + 1], always in the same place."""
@@ -63,5 +66,5 @@ class Noise:
         return self._now
 
 
-def _stream(seed: int, row: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, row])))
+def _stream(seed: int, number: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number])))

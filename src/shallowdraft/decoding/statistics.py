@@ -53,8 +53,10 @@ class Statistics:
     """accepted / drafted; 0 where nothing was drafted."""
     acceptance_histogram: tuple[int, ...]
     """How many iterations kept 0, 1, … draft tokens."""
+    proposal_histogram: tuple[int, ...]
+    """How many iterations proposed 0, 1, … draft tokens, one behind the other."""
     acceptance_by_position: tuple[float, ...]
-    """Share of iterations that kept at least 1, 2, … draft tokens."""
+    """Share of the iterations that proposed at least 1, 2, … draft tokens, of those that kept as many."""
     prefill_s: float
     draft_s: float
     verify_s: float
@@ -66,8 +68,19 @@ class Statistics:
     """emitted / (total_s - prefill_s): the paper's throughput."""
 
     @classmethod
-    def derive(cls, *, tokens: int, emitted: int, drafted: int, histogram: Sequence[int], times: Times) -> "Statistics":
-        """Everything that follows from the counts; `histogram` has an entry for 0 to lookahead accepted tokens."""
+    def derive(
+        cls,
+        *,
+        tokens: int,
+        emitted: int,
+        drafted: int,
+        histogram: Sequence[int],
+        proposed: Sequence[int],
+        times: Times,
+    ) -> "Statistics":
+        """Everything that follows from the counts; `histogram` and `proposed` have an entry for 0 to lookahead tokens:
+        iterations that kept so many, and that proposed so many.
+        """
         iterations = sum(histogram)
         accepted = sum(count * kept for kept, count in enumerate(histogram))
         decode_s = times.total_s - times.prefill_s
@@ -80,8 +93,9 @@ class Statistics:
             tar=_ratio(emitted, iterations),
             acceptance_rate=_ratio(accepted, drafted),
             acceptance_histogram=tuple(histogram),
+            proposal_histogram=tuple(proposed),
             acceptance_by_position=tuple(
-                _ratio(sum(histogram[kept:]), iterations) for kept in range(1, len(histogram))
+                _ratio(sum(histogram[place:]), sum(proposed[place:])) for place in range(1, len(histogram))
             ),
             prefill_s=times.prefill_s,
             draft_s=times.draft_s,
@@ -110,7 +124,8 @@ class Statistics:
 
 def total(prompts: Sequence[Statistics], *, one_batch: bool) -> Statistics:
     """Several prompts as one: quotients of sums. The rows of one batch share its times, separate runs add theirs."""
-    histograms = zip_longest(*(prompt.acceptance_histogram for prompt in prompts), fillvalue=0)
+    kept = zip_longest(*(prompt.acceptance_histogram for prompt in prompts), fillvalue=0)
+    proposed = zip_longest(*(prompt.proposal_histogram for prompt in prompts), fillvalue=0)
     times = prompts[0].times
     for prompt in () if one_batch else prompts[1:]:
         times += prompt.times
@@ -118,7 +133,8 @@ def total(prompts: Sequence[Statistics], *, one_batch: bool) -> Statistics:
         tokens=sum(prompt.tokens for prompt in prompts),
         emitted=sum(prompt.emitted for prompt in prompts),
         drafted=sum(prompt.drafted for prompt in prompts),
-        histogram=[sum(counts) for counts in histograms],
+        histogram=[sum(counts) for counts in kept],
+        proposed=[sum(counts) for counts in proposed],
         times=times,
     )
 

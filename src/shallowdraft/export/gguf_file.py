@@ -35,6 +35,9 @@ _SPLITS = {  # how text is split before BPE, and llama.cpp's name for it
     (_WORDS + r"|\s*[\r\n]+|\s+(?!\S)|\s+").format(numbers=numbers): name
     for numbers, name in ((r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}", "qwen2"))
 }
+_NEVER = "\u0120\u0120 \u0120\u0120"
+"""A merge of two symbols that no text begins as, which says that there is no merge: llama.cpp wants a list of them, and
+GGUF writers take no empty one."""
 ELSEWHERE = "export it with --engine transformers and give that folder to llama.cpp's own converter"
 
 
@@ -141,7 +144,10 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) -> 
     writer.add_tokenizer_pre(tokenizer.split)
     writer.add_token_list([names.get(index, f"[PAD{index}]") for index in range(size)])
     writer.add_token_types([_kind(index, names, added) for index in range(size)])
-    special = gguf.SpecialVocab(tokenizer.folder, load_merges=True, n_vocab=size)
+    merges = bool(content["model"].get("merges"))
+    special = gguf.SpecialVocab(tokenizer.folder, load_merges=merges, n_vocab=size)
+    if not merges:
+        writer.add_token_merges([_NEVER])
     special.add_special_token.setdefault("bos", False)  # llama.cpp would add one where Llama 3 has it
     special.add_to_gguf(writer, quiet=True)
 

@@ -1,8 +1,10 @@
 """A loaded model: decoder, tokenizer and stop tokens."""
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +14,7 @@ from jinja2 import TemplateError
 
 from shallowdraft.errors import OptionError, PromptError, VocabularyError
 from shallowdraft.identity import DIGITS, folder_digest
+from shallowdraft.kernels import cpu
 from shallowdraft.models import fused, processes
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
@@ -22,6 +25,8 @@ from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokeni
 from shallowdraft.shapes import ModelShape
 
 SAMPLED_VALUES = 2**20  # of a tensor, for the digest of a model in memory
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -114,7 +119,10 @@ class Model:
 
     def require_tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise VocabularyError(f"{self.name} has no tokenizer; put its files into the folder, or give token ids")
+            raise VocabularyError(
+                f"{self.name} has no tokenizer; put its files into the folder, or give token ids: "
+                '--prompt-ids, or {"ids": [1, 2]} as a line of a file of prompts'
+            )
         return self.tokenizer
 
 
@@ -180,7 +188,7 @@ def _require_bytes(decoder: Decoder) -> None:
         if reason := fused.why_not(decoder.shape, decoder.dtype, decoder.device):
             raise OptionError(f"int8 is not for this model on a GPU: our kernels {reason}; use another dtype")
     elif best_packing(decoder.shape, decoder.dtype, decoder.device) != "panels":
-        raise OptionError("int8 needs a CPU, gcc and heads whose width is a multiple of 16; use another dtype")
+        raise OptionError(f"{needs_of_bytes(decoder.shape)}; use another dtype")
 
 
 def load_draft(
@@ -191,9 +199,30 @@ def load_draft(
     By default int8 on a CPU whose kernel takes it, elsewhere what `load` takes.
     """
     where = resolve_device(device)
-    if dtype is None and best_packing(read_shape(find_folder(path)), torch.float32, where) == "panels":
-        dtype = "int8"
+    if dtype is None:
+        shape = read_shape(find_folder(path))
+        if rounded_by_default(shape, where):
+            dtype = "int8"
+        elif where.type == "cpu":
+            _say_not_rounded(needs_of_bytes(shape))
     return load(path, dtype, where)
+
+
+def rounded_by_default(shape: ModelShape, device: torch.device) -> bool:
+    """Whether a draft of this shape has 8-bit weights unless another dtype is wanted."""
+    return best_packing(shape, torch.float32, device) == "panels"
+
+
+def needs_of_bytes(shape: ModelShape) -> str:
+    """Say what 8-bit weights need on a CPU, and what this shape has of it."""
+    return (
+        f"int8 needs a CPU, gcc and heads whose width is a multiple of {cpu.lanes()}; these are {shape.head_dim} wide"
+    )
+
+
+@cache
+def _say_not_rounded(reason: str) -> None:
+    log.warning("the draft runs in float32: %s", reason)
 
 
 def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:

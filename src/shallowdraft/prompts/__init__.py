@@ -21,6 +21,20 @@ class Prompt:
     task: str
     """What kind of text it belongs to."""
     text: str
+    ids: tuple[int, ...] = ()
+    """Token ids instead of text."""
+
+    @property
+    def content(self) -> str | list[int]:
+        """The text, or the token ids that are given instead."""
+        return list(self.ids) or self.text
+
+    @property
+    def turn(self) -> list[dict[str, str]]:
+        """The user's turn that begins a conversation."""
+        if self.ids:
+            raise PromptError(f"prompt {self.id} is token ids, which no chat template takes; give text, or no --chat")
+        return [{"role": "user", "content": self.text}]
 
 
 def names() -> list[str]:
@@ -31,8 +45,8 @@ def names() -> list[str]:
 def load_prompts(name: str | Path) -> list[Prompt]:
     """A set by its name; `NAME:full` all of it, through `datasets`; or a file of JSON lines, or a folder of such files.
 
-    Lines have a `prompt` field, or are rows as the authors of MMLU, HellaSwag, GSM8K, MT-Bench or Spec-Bench publish
-    them. A folder may also be what `datasets` saved.
+    Lines have a `prompt` field, or token ids as `ids`, or are rows as the authors of MMLU, HellaSwag,
+    GSM8K, MT-Bench or Spec-Bench publish them. A folder may also be what `datasets` saved.
     """
     if str(name).endswith(FULL):
         rows = full_rows(str(name).removesuffix(FULL))
@@ -82,9 +96,19 @@ def _read_saved(folder: Path) -> list[Prompt]:
 
 
 def _prompt(where: str, number: int, row: Any, text: str | None) -> Prompt:
-    if not text:
+    ids = _ids(row)
+    if not text and not ids:
         raise PromptError(
-            f'{where}:{number}: no JSON object with a "prompt" field that holds text; each line must be one'
+            f'{where}:{number}: no JSON object with a "prompt" field that holds text, or "ids" that holds token ids; '
+            "each line must be one"
         )
     known = next((str(row[name]) for name in ("id", "question_id", "task_id", "prompt_id") if name in row), str(number))
-    return Prompt(known, str(row.get("task", row.get("category", Path(where).stem))), text)
+    return Prompt(known, str(row.get("task", row.get("category", Path(where).stem))), text or "", () if text else ids)
+
+
+def _ids(row: Any) -> tuple[int, ...]:
+    """The token ids of a row, if it has some and nothing else among them."""
+    given = row.get("ids") if isinstance(row, dict) else None
+    if not isinstance(given, list) or not all(type(token) is int for token in given):
+        return ()
+    return tuple(given)

@@ -70,7 +70,7 @@ def replay(draft: Model, trace: Trace, *, fits: bool = False) -> Acceptance:
 def acceptances(draft: Model, output: Output, sampling: Sampling, vocab: int) -> Iterator[Tensor]:
     """The probability [T] that the draft's token in each place is accepted, in chunks."""
     done = 1
-    for logits, tokens in predictions(draft.decoder, output, first=1):
+    for logits, tokens in predictions(draft, output, first=1):
         logits = logits[:, :vocab]  # what the target lacks is never proposed
         if sampling.greedy:
             yield (logits.argmax(-1) == tokens).float().cpu()
@@ -86,5 +86,5 @@ def acceptances(draft: Model, output: Output, sampling: Sampling, vocab: int) ->
 
 def choices(draft: Model, output: Output, vocab: int) -> list[int]:
     """The draft's likeliest token in every place behind the first, as far as its context reaches."""
-    passes = predictions(draft.decoder, output, first=1)
+    passes = predictions(draft, output, first=1)
     return [token for logits, _ in passes for token in logits[:, :vocab].argmax(-1).tolist()]

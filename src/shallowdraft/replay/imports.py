@@ -59,7 +59,9 @@ def import_tensors(path: Path, prompts: Path, tokenizer: Any) -> tuple[Sampling,
             f"{path}: {len(found)} outputs, and {prompts} has {len(given)} prompts; give the file they belong to"
         )
     pairs = zip(given, found, strict=False)
-    return Sampling(), [Output(one.id, one.task, 0, list(tokenizer.encode(one.text)), ids) for one, ids in pairs]
+    return Sampling(), [
+        Output(one.id, one.task, 0, list(one.ids or tokenizer.encode(one.text)), ids) for one, ids in pairs
+    ]
 
 
 def write_trace(

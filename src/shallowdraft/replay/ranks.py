@@ -14,12 +14,11 @@ from torch import Tensor
 from shallowdraft.decoding.generation import Settings
 from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import OptionError
-from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.model import Model
 from shallowdraft.models.tree import Tree, best_tree, chances
 from shallowdraft.replay.replays import Counted
-from shallowdraft.replay.traces import Output, Trace, hidden_states, predictions, require_greedy
+from shallowdraft.replay.traces import Output, Trace, hidden_states, predictions, require_greedy, require_numbers
 from shallowdraft.replay.walk import steps
 
 DEEPEST = 12  # that a tree is chosen for
@@ -64,7 +63,7 @@ def replay_trees(draft: Model, trace: Trace, nodes: Sequence[int], *, fits: bool
     ranks = replay_ranks(draft, trace, fits=fits)
     trees = {count: ranks.tree(count) for count in nodes}
     ways = {count: Way.with_draft(draft, tree.depth, "tree", tree) for count, tree in trees.items()}
-    return Counted(draft.name, trace, ways, {count: ranks.kept(tree) for count, tree in trees.items()})
+    return Counted(draft.name, trace, ways, {count: ranks.kept(tree) for count, tree in trees.items()}, room=ranks.room)
 
 
 def replay_ranks(draft: Model, trace: Trace, *, fits: bool = False) -> Ranks:
@@ -82,7 +81,7 @@ def replay_ranks(draft: Model, trace: Trace, *, fits: bool = False) -> Ranks:
 
 
 def _ranks(draft: Model, output: Output, vocab: int) -> Iterator[Tensor]:
-    for logits, tokens in predictions(draft.decoder, output, first=1):
+    for logits, tokens in predictions(draft, output, first=1):
         logits = logits[:, :vocab]
         chosen = logits.gather(1, tokens.clamp(max=vocab - 1)[:, None])
         yield torch.where(tokens < vocab, (logits > chosen).sum(1), vocab).cpu()
@@ -91,7 +90,7 @@ def _ranks(draft: Model, output: Output, vocab: int) -> Iterator[Tensor]:
 def replay_heads(target: Model, heads: Heads, name: str, trace: Trace, nodes: Sequence[int]) -> Counted:
     """The trees that heads propose, by how many nodes they have: one pass of the target over every output."""
     require_greedy(trace)
-    ranks = [_guessed(target.decoder, heads, output) for output in trace.outputs]
+    ranks = [_guessed(target, heads, output) for output in trace.outputs]
     trees = {n: Settings(drafter="medusa", heads=heads, nodes=n).shape_of_tree(target.shape.vocab) for n in nodes}
     ways = {n: Way(name, tree.depth, "medusa", tree.parents, heads.digest) for n, tree in trees.items()}
     kept = {n: [[tree.followed(row[: tree.depth]) for row in one] for one in ranks] for n, tree in trees.items()}
@@ -99,15 +98,16 @@ def replay_heads(target: Model, heads: Heads, name: str, trace: Trace, nodes: Se
 
 
 @torch.inference_mode()
-def _guessed(target: Decoder, heads: Heads, output: Output) -> list[list[int]]:
+def _guessed(target: Model, heads: Heads, output: Output) -> list[list[int]]:
     """Of every place behind the first token: the ranks of what follows there among the guesses of each head, from the
     hidden state that is known, the one before the token before.
     """
-    hidden = torch.cat([chunk for chunk, _ in hidden_states(target, output, first=0)])[:-1]
+    hidden = torch.cat([chunk for chunk, _ in hidden_states(target.decoder, output, first=0)])[:-1]
     text = torch.tensor(output.output, device=hidden.device)
     found = []
     for ahead, guesses in enumerate(heads(hidden).unbind(1), 1):
-        logits = target.head(guesses)  # [T, V]
+        logits = target.decoder.head(guesses)  # [T, V]
+        require_numbers(logits.amax(-1), f"target {target.name} or its heads")
         wanted = text[ahead:].unsqueeze(1)
         found.append((logits[: len(wanted)] > logits[: len(wanted)].gather(1, wanted)).sum(1).tolist())
     return [[of_head[at] for of_head in found if at < len(of_head)] for at in range(len(hidden))]

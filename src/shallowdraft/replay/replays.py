@@ -91,6 +91,8 @@ class Counted(Replay):
     """By size, of every output and each token behind its first: how many draft tokens are kept from there on."""
     offered: Mapping[int, Sequence[Sequence[int]]] | None = field(default=None, repr=False)
     """Likewise, how many are proposed; None: as many as the way says."""
+    room: Sequence[int] | None = field(default=None, repr=False)
+    """For each output: tokens after which the draft's context is full, so that nothing is proposed; None: never."""
 
     def way(self, size: int) -> Way:
         return self.ways[size]
@@ -101,17 +103,25 @@ class Counted(Replay):
 
     def iterations_in(self, row: int, size: int) -> list[tuple[int, int]]:
         kept, depth = self.kept[size][row], self.way(size).lookahead
-        offered = self.offered[size][row] if self.offered else [depth] * len(kept)
-        return [(kept[at], offered[at]) for at in places(kept)]
+        if self.offered:
+            return [(kept[at], self.offered[size][row][at]) for at in places(kept)]
+        room = len(kept) + depth if self.room is None else self.room[row]
+        return [(kept[at], depth if at + depth <= room else 0) for at in places(kept)]
 
     @cached_property
     def walk(self) -> Walk:
         sizes, deepest = tuple(self.kept), max(way.lookahead for way in self.ways.values())
-        found = [self.iterations(size) for size in sizes]
-        iterations = np.array([[len(row) for row in of_size] for of_size in found], dtype=float).T
-        reached = np.array([[_reached(row, deepest) for row in of_size] for of_size in found], dtype=float)
+        rows = range(len(self.trace.outputs))
+        met = [[self.iterations_in(row, size) for size in sizes] for row in rows]  # by output and size
+        iterations = np.array([[len(some) for some in of_row] for of_row in met], dtype=float)
+        reached, tried = (
+            np.array(
+                [[_reached([one[which] for one in some], deepest) for some in of_row] for of_row in met], dtype=float
+            )
+            for which in (0, 1)
+        )
         emitted = np.array([len(output.output) - 1 for output in self.trace.outputs], dtype=float)
-        return Walk(sizes, emitted, iterations, reached.swapaxes(0, 1))
+        return Walk(sizes, emitted, iterations, reached, tried)
 
     def proposed(self, size: int) -> dict[int, Floats]:
         if self.offered is None:
@@ -122,5 +132,6 @@ class Counted(Replay):
         return {count: np.array([row.count(count) for row in lengths], dtype=float) for count in met}
 
 
-def _reached(kept: Sequence[int], deepest: int) -> list[int]:
-    return [sum(count >= depth for count in kept) for depth in range(1, deepest + 1)]
+def _reached(counts: Sequence[int], deepest: int) -> list[int]:
+    """How many of these counts are at least 1, 2, …"""
+    return [sum(count >= depth for count in counts) for depth in range(1, deepest + 1)]

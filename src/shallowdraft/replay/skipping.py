@@ -16,7 +16,7 @@ from shallowdraft.decoding.ways import Way
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.replays import Counted
-from shallowdraft.replay.traces import Output, Trace, require_greedy
+from shallowdraft.replay.traces import Output, Trace, require_greedy, require_numbers
 
 KIND = "skip replay"
 BATCH = 8  # outputs at a time
@@ -63,15 +63,20 @@ def drafted_right(target: Model, skips: Collection[int], outputs: Sequence[Outpu
     state.longest = int(begun.max())
     cache = decoder.new_cache(*state.tokens.shape)
     drafter = SkipDrafter(decoder, skips, longest, Sampling())
-    drafter.prefill(state, cache, fill(decoder, cache, state))
+    hidden = fill(decoder, cache, state)
+    drafter.prefill(state, cache, hidden)
     ahead, unused = torch.arange(longest, device=target.device), torch.zeros(len(texts), longest, device=target.device)
     found: list[list[int]] = []
+    largest = [hidden.amax(-1)]  # what is skipped counts too
     for count in range(1, max(len(output.output) for output in outputs)):
         state.length.copy_(torch.minimum(begun + count, ends))
         state.longest = int(state.length.max())
-        proposed = drafter.propose(state, unused, missed=0).tokens
+        proposal = drafter.propose(state, unused, missed=0)
+        assert proposal.largest is not None
+        largest += proposal.largest.unbind(1)
         places = state.length[:, None] + ahead  # [B, d]
-        right = (proposed == state.tokens.gather(1, places)) & (places < ends[:, None])
+        right = (proposal.tokens == state.tokens.gather(1, places)) & (places < ends[:, None])
         found.append(right.cumprod(1).sum(1).tolist())
         decoder(*state.tail(1), cache, state.span)
+    require_numbers(torch.stack(largest), target.name)
     return [[step[row] for step in found[: len(output.output) - 1]] for row, output in enumerate(outputs)]

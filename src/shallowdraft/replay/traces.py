@@ -1,8 +1,9 @@
 """Traces: what a target wrote after each prompt, and how likely each of its tokens was."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.generation import generate
+from shallowdraft.decoding.generation import Run, Settings
 from shallowdraft.decoding.sampling import Sampling, probabilities
-from shallowdraft.errors import OptionError, PromptError, RecordError, VocabularyError
+from shallowdraft.errors import NumericsError, OptionError, PromptError, RecordError, VocabularyError
 from shallowdraft.identity import text_digest
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
@@ -47,6 +48,11 @@ class Output:
     def digest(self) -> str:
         """Of what was read and written: another text under the same key is another output."""
         return text_digest(self.prompt, self.output)
+
+    @property
+    def stream(self) -> int:
+        """The number of its random stream, which follows from its key alone: not from what is recorded beside it."""
+        return int.from_bytes(hashlib.sha256(json.dumps(self.key).encode()).digest()[:16])
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,7 @@ def record(
     """Write a trace of prompts (each with the name of its set); yields how many outputs are done.
 
     What is there already is not done again. A prompt that leaves no room for `max_new_tokens` is cut from the left.
+    Each output draws from a random stream of its own: what it is depends neither on `batch` nor on the other outputs.
     """
     law = {name: value for name, value in asdict(sampling).items() if not sampling.greedy or name == "temperature"}
     about = {
@@ -160,14 +167,14 @@ def record(
     yield total - len(wanted)
     for start in range(0, len(wanted), batch):
         rows = wanted[start : start + batch]
-        for output in _continue(target, rows, max_new_tokens, sampling, start):
+        for output in _continue(target, rows, max_new_tokens, sampling):
             file.append(asdict(output))
         yield total - len(wanted) + start + len(rows)
 
 
 def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> tuple[list[int], int]:
     """The prompt's tokens, cut from the left so that there is room for so many new ones; how many were cut."""
-    ids = target.encode_chat([{"role": "user", "content": prompt.text}]) if chat else target.encode(prompt.text)
+    ids = target.encode_chat(prompt.turn) if chat else list(prompt.ids) or target.encode(prompt.text)
     longest = target.shape.context - room
     if longest < 1:
         raise PromptError(f"{target.name} has a context of {target.shape.context:,}, too short for {room:,} new tokens")
@@ -176,31 +183,34 @@ def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> t
     return ids[-longest:], max(0, len(ids) - longest)
 
 
-def _continue(
-    target: Model, rows: list[Output], max_new_tokens: int, sampling: Sampling, number: int
-) -> Iterator[Output]:
-    found = generate(
-        target,
-        [row.prompt for row in rows],
-        max_new_tokens=max_new_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed + number,
-    )
-    for row, made in zip(rows, found, strict=True):
-        written = Output(**(asdict(row) | {"output": made.token_ids}))
+def _continue(target: Model, rows: list[Output], max_new_tokens: int, sampling: Sampling) -> Iterator[Output]:
+    streams = [row.stream for row in rows]
+    settings = Settings(max_new_tokens=max_new_tokens, **asdict(sampling), streams=streams)
+    results = Run(target, [row.prompt for row in rows], settings).finish()
+    for row, result in zip(rows, results, strict=True):
+        written = replace(row, output=result.token_ids)
         if not sampling.greedy:
             p = torch.cat(list(_likelihoods(target, written, sampling)))
-            written = Output(**(asdict(written) | {"logprobs": p.log().tolist()}))
+            written = replace(written, logprobs=p.log().tolist())
         yield written
 
 
 @torch.inference_mode()
-def predictions(decoder: Decoder, output: Output, *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """One teacher-forced pass: logits [T, V] for the output's tokens from the `first` on, and these tokens [T]."""
-    for hidden, tokens in hidden_states(decoder, output, first=first):
-        yield decoder.head(hidden), tokens
+def predictions(model: Model, output: Output, *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """One teacher-forced pass: logits [T, V] for the output's tokens from the `first` on, and these tokens [T].
+
+    A model whose logits are no numbers is an error, as it is for the engine.
+    """
+    for hidden, tokens in hidden_states(model.decoder, output, first=first):
+        logits = model.decoder.head(hidden)
+        require_numbers(logits.amax(-1), model.name)
+        yield logits, tokens
+
+
+def require_numbers(largest: Tensor, models: str) -> None:
+    """Refuse models of which some largest logit is NaN or infinite; this waits for the device."""
+    if not bool(largest.isfinite().all()):
+        raise NumericsError.of(models)
 
 
 @torch.inference_mode()
@@ -223,7 +233,7 @@ def hidden_states(decoder: Decoder, output: Output, *, first: int) -> Iterator[t
 
 
 def _likelihoods(target: Model, output: Output, sampling: Sampling) -> Iterator[Tensor]:
-    for logits, tokens in predictions(target.decoder, output, first=0):
+    for logits, tokens in predictions(target, output, first=0):
         yield probabilities(logits, sampling).gather(1, tokens[:, None]).squeeze(1)
 
 

@@ -27,6 +27,8 @@ class Walk:
     """[N, D] expected."""
     reached: Floats
     """[N, D, largest lookahead] expected iterations that keep at least 1, 2, … draft tokens."""
+    tried: Floats
+    """[N, D, largest lookahead] expected iterations that propose at least 1, 2, … draft tokens."""
 
     def at(self, size: int) -> Floats:
         """Iterations [N] at one size."""
@@ -38,9 +40,9 @@ class Walk:
         return np.asarray(emitted[..., None] / np.where(iterations > 0, iterations, 1.0)).clip(min=1.0)
 
     def acceptance_by_position(self, size: int) -> Floats:
-        """Share of iterations that keep at least 1, 2, … draft tokens."""
-        kept = self.reached[:, self.sizes.index(size), :size].sum(0)
-        return np.asarray(kept / max(1.0, self.at(size).sum()))
+        """Share of the iterations that propose at least 1, 2, … draft tokens, of those that keep as many."""
+        kept, tried = (of[:, self.sizes.index(size), :size].sum(0) for of in (self.reached, self.tried))
+        return np.asarray(kept / np.where(tried > 0, tried, 1.0))
 
 
 def walk(accepted: Sequence[Sequence[float] | Floats], lookaheads: Sequence[int], room: Sequence[int]) -> Walk:
@@ -55,20 +57,23 @@ def walk(accepted: Sequence[Sequence[float] | Floats], lookaheads: Sequence[int]
         chance[row, : len(values)] = values
     # mass[n, d, k]: the probability of being in an iteration that has kept k draft tokens so far
     mass = np.zeros((len(accepted), len(depths), deepest + 1))
-    iterations, reached = np.zeros(mass.shape[:2]), np.zeros((*mass.shape[:2], deepest))
+    iterations, drafting = np.zeros(mass.shape[:2]), np.zeros(mass.shape[:2])
+    reached = np.zeros((*mass.shape[:2], deepest))
     may_draft = depths[:, None] > np.arange(deepest + 1)  # [D, k]: another draft token may follow
     starts = np.ones(mass.shape[:2])
     for token in range(longest):
         inside = (token < counts)[:, None]
         drafts = token + depths <= np.array(room)[:, None]
         iterations += np.where(inside, starts, 0.0)
+        drafting += np.where(inside & drafts, starts, 0.0)
         mass[..., 0] += np.where(drafts, starts, 0.0)
         kept = np.where(may_draft, mass, 0.0) * chance[:, token, None, None]
         starts = mass.sum(-1) - kept.sum(-1) + np.where(drafts, 0.0, starts)
         mass = np.zeros_like(mass)
         mass[..., 1:] = kept[..., :-1]
         reached += np.where(inside[..., None], mass[..., 1:], 0.0)
-    return Walk(tuple(lookaheads), counts.astype(float), iterations, reached)
+    tried = drafting[..., None] * may_draft[:, :deepest]
+    return Walk(tuple(lookaheads), counts.astype(float), iterations, reached, tried)
 
 
 def iterations_of(matched: Sequence[bool], lookahead: int, room: int) -> list[int]:

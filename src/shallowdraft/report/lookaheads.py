@@ -96,7 +96,7 @@ def _plateau(one: Entry) -> str:
 
 
 def acceptance_by_position(run: Run) -> Figure | Gap:
-    """Share of iterations that keep at least so many draft tokens."""
+    """Share of iterations that keep at least so many draft tokens, among those that propose as many."""
     found = [one for one in run.entries if one.acceptance_by_position]
     if not found:
         return Gap("acceptance by position", NO_REPLAYS)
@@ -108,7 +108,7 @@ def acceptance_by_position(run: Run) -> Figure | Gap:
     ]
     base = alt.Chart(data(rows[::-1])).encode(
         x=alt.X("position:Q", title="place in the proposal", axis=whole(row["position"] for row in rows)),
-        y=alt.Y("share:Q", title="iterations that keep it", axis=alt.Axis(format="%")),
+        y=alt.Y("share:Q", title="proposals that keep it", axis=alt.Axis(format="%")),
         color=coloured(series, lines=True),
         opacity=faded(),
         detail="label:N",
@@ -123,13 +123,16 @@ def acceptance_by_position(run: Run) -> Figure | Gap:
         base.mark_point(filled=True, size=30).encode(tooltip=tooltip),
     )
     table = Table(("proposer", "place", "share kept"), [(row["name"], row["position"], row["share"]) for row in rows])
-    note = "At the longest lookahead that was studied. A token is kept only where all before it are."
+    note = (
+        "At the longest lookahead that was studied, among proposals that are as long. "
+        "A token is kept only where all before it are."
+    )
     return Figure("position", _decay(found[0]), chart, table, note)
 
 
 def _decay(one: Entry) -> str:
     shares = one.acceptance_by_position
-    said = f"The first draft token of {one.label} is kept in {percent(shares[0])} of iterations"
+    said = f"The first draft token of {one.label} is kept in {percent(shares[0])} of proposals"
     if len(shares) == 1:
         return said + "."
     last = min(4, len(shares))

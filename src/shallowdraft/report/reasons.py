@@ -80,8 +80,7 @@ def waterfall(run: Run) -> Figure | Gap:
         return Gap("from the ideal speed-up to the actual one", UNFINISHED)
     first = run.predicted[0]
     fall = first.best.waterfall
-    verifying = "longer verification" if fall.verifying >= 0 else "faster verification"
-    losses = {"drafting": fall.drafting, verifying: fall.verifying, "the rest": fall.rest}
+    losses = fall.losses
     levels = list(accumulate((-loss for loss in losses.values()), initial=fall.ideal))
     rows = [_whole("ideal: TAR", fall.ideal)]
     for (step, loss), (before, after) in zip(losses.items(), pairwise(levels), strict=True):
@@ -101,8 +100,7 @@ def waterfall(run: Run) -> Figure | Gap:
         end="max(datum.from, datum.to)",
         said="format(datum.change, datum.kind == 'speed-up' ? '.2f' : '+.2f')",
     )
-    taken = ", ".join(f"{step} {'takes' if loss >= 0 else 'gives'} {abs(loss):.2f}" for step, loss in losses.items())
-    finding = f"Of {first.label}'s ideal {fall.ideal:.2f}, {taken}: {fall.actual:.2f} is left."
+    finding = f"Of {first.label}'s ideal {fall.ideal:.2f}, {fall.said}: {fall.actual:.2f} is left."
     table = Table(("step", "change of the speed-up"), [(row["step"], row["change"]) for row in rows])
     note = "If drafting were free and verifying took as long as one plain token, the speed-up would be TAR."
     return Figure("waterfall", finding, chart, table, note, rows_high(len(rows)))

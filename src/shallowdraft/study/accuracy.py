@@ -100,7 +100,7 @@ def _likelihoods(model: Model, question: Question) -> "list[np.ndarray[Any, Any]
     context = context[-room:]
 
     def after(choice: list[int]) -> torch.Tensor:
-        passes = predictions(model.decoder, Output("", "", 0, context, choice), first=0)
+        passes = predictions(model, Output("", "", 0, context, choice), first=0)
         return torch.cat([logits.float().log_softmax(-1) for logits, _ in passes])
 
     if all(len(choice) == 1 for choice in choices):  # one pass tells them all
