@@ -1,6 +1,8 @@
 """Files of measurements: JSON lines, the first of which says what they are and where they come from. No torch here.
 
-A record is on disk, whole, before the next is made; what a killed run left half-written is dropped on reading.
+What is appended is on disk, whole, before its writer goes on; what a killed run left half-written
+is dropped on reading. Writing disturbs what follows it: who takes measurements in turns appends all
+records of a turn at its end.
 """
 
 import json
@@ -68,11 +70,14 @@ class Records:
         about: Record = self.header["about"]
         return about
 
-    def append(self, record: Record) -> None:
+    def append(self, *records: Record, sync: bool = True) -> None:
+        """Add lines, and wait until they are on disk; without `sync` they still outlive this process."""
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(lines)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
 
     def __iter__(self) -> Iterator[Record]:
         lines = _lines(self.path)

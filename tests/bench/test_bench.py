@@ -24,6 +24,7 @@ from shallowdraft.bench.levels import KIND, speed_up, summarise
 from shallowdraft.cli import main
 from shallowdraft.commands.bench import _without_key
 from shallowdraft.errors import RecordError, ServerError
+from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records
 
 MODEL, KEY, LOOKAHEAD, TOKENS = "zoo:target", "a secret", 2, 8
@@ -206,6 +207,25 @@ def test_an_interrupted_run_keeps_what_it_has(served, tmp_path: Path):
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in error
     assert summarise(tmp_path / "out.jsonl")[0].requests == 1
+
+
+def test_the_disk_waits_for_the_end_of_a_level(served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A record is in the file as soon as it is made; a sync would come between requests that are timed."""
+    out, synced, sync = tmp_path / "out.jsonl", [], os.fsync
+
+    def watched(file: int) -> None:
+        synced.append(len(rows(out)))
+        sync(file)
+
+    def rows(path: Path) -> list[Record]:
+        return [row for row in Records.read(path, KIND) if "tokens" in row]
+
+    monkeypatch.setattr(os, "fsync", watched)
+    asked = [("some", Prompt(str(at), "", text)) for at, text in enumerate(TEXTS)]
+    with closing(Endpoint(served[0], MODEL, KEY)) as endpoint:
+        for count in load.run_load(endpoint, load.Load(asked, [1, 2], TOKENS), out, []):
+            assert len(rows(out)) == count
+    assert synced == [len(TEXTS), 2 * len(TEXTS)]
 
 
 def test_a_server_that_speaks_something_else(served):

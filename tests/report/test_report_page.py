@@ -203,6 +203,21 @@ def test_prompts_that_were_left_out_are_named(tmp_path: Path):
     assert f"run: {said}" in render(make([run, read_run(make_run(tmp_path / "calm"))]))
 
 
+def test_what_was_disturbed_is_named_and_wins_nothing(tmp_path: Path):
+    folder = make_run(tmp_path / "run", 2)
+    study = json.loads((folder / "study.json").read_text())
+    measured, disturbed = sorted(study["rows"], key=lambda row: row["predicted_speed_up"])
+    measured["live"] = study["rows"][0]["live"] | {"speed_up": 1.1, "interval": [1.0, 1.2]}
+    disturbed |= {"live": None, "disturbed": "measured 3.000x (2.900–3.100), above its TAR of 2.000"}
+    (folder / "study.json").write_text(json.dumps(study | {"rows": [measured, disturbed]}))
+    page = make([read_run(folder)])
+    again = f"To measure again, remove {folder}/live.jsonl and run the study."
+    assert page.warnings == [f"{disturbed['name']}: {disturbed['disturbed']}. {again}"]
+    speed = next(figure.finding for figure in page.figures if figure.id == "speed-up")
+    assert f" at lookahead {measured['lookahead']} is fastest: 1.10 times plain decoding, measured" in speed
+    assert "disturbed when it was measured, may be faster: 1.42 times, predicted." in speed
+
+
 def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
     """All lookaheads of a draft were predicted for the profile's; that at its best also for what live runs met."""
     run = make_run(tmp_path / "run")

@@ -170,13 +170,14 @@ class Machine:
         monkeypatch.setattr(live, "_state", lambda _, output, __: MachineState(50.0 if output.id in slow else 1.0))
         monkeypatch.setattr(live, "_decode", self.decode)
 
-    def decode(self, target: object, output: Output, *_: object) -> Record:
+    def decode(self, target: object, output: Output, *_: object) -> SimpleNamespace:
         before = self.times[output.id] = self.times.get(output.id, -1) + 1
-        return {"emitted": 2, "iterations": 1, "seconds": self.seconds(output, before), "tie": True}
+        times = {"total_s": self.seconds(output, before), "prefill_s": 0.0, "draft_s": 0.0, "verify_s": 0.0}
+        return SimpleNamespace(stats=SimpleNamespace(emitted=2, iterations=1, **times), token_ids=output.output)
 
-    def run(self, path: Path, chosen: Sequence[Output]) -> Iterator[int]:
+    def run(self, path: Path, chosen: Sequence[Output], rounds: int = 1) -> Iterator[int]:
         options = {("model", SMALL.draft): {}}
-        given = {"max_new_tokens": 4, "rounds": 1, "about": {}}
+        given = {"max_new_tokens": 4, "rounds": rounds, "about": {}}
         return run_live(SimpleNamespace(), options, [SMALL], chosen, path, **given)
 
 
@@ -214,3 +215,46 @@ def test_what_takes_as_long_every_time_between_calm_runs_is_so_by_its_text(
     assert machine.times["books-3"] == AGAIN
     found = measured(tmp_path / "live", outputs(), [SMALL])
     assert (found.stalled, found.by_way[SMALL].speed_up) == ([], 12 / (5 * 1.5 + 60))
+
+
+def test_a_speed_up_above_its_tar_is_no_result(tmp_path: Path):
+    """Iterations of 0.95 plain tokens; those of the other way take 1.2."""
+    fast = [run(at, SMALL, 0.95 * one, one, one) for at, one in enumerate(PLAIN_S)]
+    live_runs = said(tmp_path / "fast", [*fast, *calm((LARGE,))], outputs())
+    assert (list(live_runs.by_way), list(live_runs.impossible)) == ([LARGE], [SMALL])
+    assert live_runs.impossible[SMALL].speed_up > live_runs.impossible[SMALL].tar == TOKENS / ITERATIONS
+    assert live_runs.lossless
+
+
+def test_what_was_too_fast_is_measured_again_and_all_of_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A plain token takes 1 s, and an iteration 0.9 s in the first round."""
+    machine = Machine(monkeypatch, lambda _, before: 1.5 if before else 0.9)
+    assert list(machine.run(tmp_path / "live", outputs())) == [0, 1, 2, 3, 4, 5, 6] + [6] * 6
+    assert set(machine.times.values()) == {1}
+    assert list(machine.run(tmp_path / "live", outputs())) == [6]
+    live_runs = measured(tmp_path / "live", outputs(), [SMALL])
+    assert not live_runs.impossible
+    assert live_runs.by_way[SMALL].speed_up == pytest.approx(2 * 2 / (0.9 + 1.5))
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_stays_too_fast_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int):
+    machine = Machine(monkeypatch, lambda *_: 0.9)
+    for _ in range(2):
+        list(machine.run(tmp_path / "live", outputs(), rounds))
+    assert set(machine.times.values()) == {rounds + AGAIN - 1}
+    live_runs = measured(tmp_path / "live", outputs(), [SMALL])
+    assert (list(live_runs.by_way), list(live_runs.impossible)) == ([], [SMALL])
+
+
+def test_measuring_again_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A round that is not done on all prompts counts for nothing: its prompts would weigh twice."""
+    machine = Machine(monkeypatch, lambda _, before: 1.5 if before else 0.9)
+    steps = machine.run(tmp_path / "live", outputs())
+    assert [next(steps) for _ in range(7 + 3)][-1] == 6
+    assert sum(machine.times.values()) == 3
+    live_runs = measured(tmp_path / "live", outputs(), [SMALL])
+    assert live_runs.impossible[SMALL].speed_up == pytest.approx(2 / 0.9)
+    list(machine.run(tmp_path / "live", outputs()))
+    assert set(machine.times.values()) == {1}
+    assert not measured(tmp_path / "live", outputs(), [SMALL]).impossible

@@ -170,6 +170,33 @@ def test_a_prompt_on_which_the_machine_stalled_is_named(
     assert "the machine stalled on few 3, few 5: left out of what was measured" in capsys.readouterr().out
 
 
+def test_a_speed_up_above_its_tar_wins_nothing(models: Path, tmp_path: Path, capsys):
+    """Live runs of one draft take a hundredth of their time, in all rounds, so that nothing is left to run."""
+    run, given = tmp_path / "run", arguments(models, tmp_path / "run", "draft", "target")
+    assert main(given) == 0
+    header, *lines = (run / "live.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    fast = [row | {"seconds": row["seconds"] / 100} for row in rows if row["draft"] == str(models / "draft")]
+    calm = [row for row in rows if row["draft"] == str(models / "target")]
+    rounds = [row | {"round": number} for number in range(1 + live.AGAIN) for row in fast]
+    made = [header, *(json.dumps(row) for row in [*rounds, *calm])]
+    (run / "live.jsonl").write_text("\n".join(made) + "\n")
+    capsys.readouterr()
+    assert main(given) == 0
+    study = json.loads(capsys.readouterr().out)
+    first, last = study["rows"]
+    assert (first["draft"], last["draft"]) == (str(models / "target"), str(models / "draft"))
+    assert first["live"]
+    assert first["disturbed"] is None
+    assert last["live"] is None
+    assert "above its TAR of " in last["disturbed"]
+    assert str(models / "draft") not in study["verdict"]
+    assert main(given[:-1]) == 0
+    table = capsys.readouterr().out
+    assert f"{models / 'draft'}: measured " in table
+    assert "impossible, as an iteration takes at least as long as a plain token" in table
+
+
 def every_drafter(models: Path, out: Path) -> list[str]:
     target = sd.load(models / "target")
     save_heads(random_heads(target, 2), models / "heads")

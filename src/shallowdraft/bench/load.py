@@ -51,7 +51,9 @@ class Load:
 def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) -> Iterator[int]:
     """Ask what was not answered yet; yields how many requests are done. What failed is asked again another time.
 
-    Before that the server is asked something else, so that what it does but once is in no record.
+    Before each level the server is asked something else, so that what it does but once is in no record. While requests
+    are under way a record is handed to the operating system, which keeps it if we are killed; the disk waits for the
+    end of a level.
     """
     about = {"url": endpoint.url, "model": endpoint.model} | load.about
     file = Records.open(path, KIND, about, argv=list(argv), engine=endpoint.engine)
@@ -61,15 +63,17 @@ def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) ->
     left = {many: [job for job in jobs if (many, job[0], job[1], job[2].id) not in done] for many in load.concurrency}
     count = total - sum(map(len, left.values()))
     yield count
-    if count < total:
+    for many, wanted in left.items():
+        if not wanted:
+            continue
         with suppress(ServerError):  # the next request says so
             endpoint.ask(load.request(GREETING), chat=load.chat)
-    for many, wanted in left.items():
-        for row in _level(endpoint, load, many, wanted) if wanted else ():
-            file.append({"concurrency": many, "in_run": len(wanted)} | row)
+        for row in _level(endpoint, load, many, wanted):
+            file.append({"concurrency": many, "in_run": len(wanted)} | row, sync=False)
             if "counters" not in row:
                 count += 1
                 yield count
+        file.append()  # nothing more, but all of it is on disk
 
 
 class Shared:

@@ -1,9 +1,13 @@
-"""A line of progress on stderr for work that can be counted; into a log, a new line now and then."""
+"""A line of progress on stderr for work that can be counted; into a log, a new line now and then.
+
+It is drawn only when something is done, never by a thread of its own: nothing may come between what is being timed.
+"""
 
 import time
 from collections.abc import Iterator
 
 LOG_EVERY_S = 30
+DRAW_EVERY_S = 0.1
 
 
 def follow(name: str, done: Iterator[int], total: int) -> None:
@@ -13,15 +17,18 @@ def follow(name: str, done: Iterator[int], total: int) -> None:
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    said_s = time.monotonic()
+    every_s = DRAW_EVERY_S if console.is_terminal else LOG_EVERY_S
+    due_s = time.monotonic() + (0 if console.is_terminal else every_s)
+    shown = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
     try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        with shown as progress:
             task = progress.add_task(name, total=total)
             for count in done:
-                progress.update(task, completed=count)
-                if not console.is_terminal and time.monotonic() - said_s > LOG_EVERY_S:
-                    said_s = time.monotonic()
+                due = time.monotonic() >= due_s
+                progress.update(task, completed=count, refresh=due)
+                if due and not console.is_terminal:
                     console.print(f"{name}: {count} of {total}", style="dim")
+                due_s = time.monotonic() + every_s if due else due_s
     except KeyboardInterrupt:
         console.print("what is done is kept; the same command goes on", style="dim")
         raise

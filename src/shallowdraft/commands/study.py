@@ -179,13 +179,12 @@ def show(found: "Found", target: str, out: str) -> None:
     if found.lossless is not None:
         same, differ = "outputs with every draft are those without", "[red]outputs differ, see live.jsonl[/red]"
         console.print(same if found.lossless else differ)
+    left_out = [f"{row.proposer.name}: {row.disturbed}" for row in found.rows if row.disturbed]
     if found.stalled:
-        console.print(
-            f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured; "
-            f"to measure again, remove {out}/live.jsonl and run this again",
-            soft_wrap=True,
-            markup=False,
-        )
+        left_out.append(f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured")
+    for said in left_out:
+        again = f"to measure again, remove {out}/live.jsonl and run this again"
+        console.print(f"{said}; {again}", soft_wrap=True, markup=False)
     console.print(f"records and study.json are in {out}; look at them: shallowdraft report {out}", soft_wrap=True)
 
 
@@ -201,5 +200,5 @@ def _cells(row: "Row", *, narrow: bool) -> tuple[str, ...]:
         f"{one.break_even_tar:.2f}",
         *times,
         f"{one.speed_up:.2f}x ({low:.2f}–{high:.2f})",
-        live,
+        "disturbed" if row.disturbed else live,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 import torch
 
@@ -29,12 +30,20 @@ def state_of(target: Model, plain_s: float) -> MachineState:
 
 
 def time_beside_plain(
-    target: Model, prompts: list[list[int]], ways: Sequence[Options], *, warm_up: int, count: int, turns: int
+    target: Model,
+    prompts: list[list[int]],
+    ways: Sequence[Options],
+    *,
+    warm_up: int,
+    count: int,
+    turns: int,
+    seed: int | str = 0,
 ) -> list[list[tuple[Times, Times, MachineState]]]:
     """Seconds of `count` iterations in each way and of as many plain ones beside them, and the machine's state then.
 
-    By turn and way. Plain decoding runs before and after each. All begin where the prompt ends, with `warm_up`
-    iterations more.
+    By turn and way; the order in which ways run is drawn anew each turn. Plain decoding runs before and after each. All
+    begin where the prompt ends, with `warm_up` iterations more. Before it all plain decoding runs once and counts for
+    nothing, so that what was written before disturbs no sample.
     """
     runs = [_endless(target, prompts, Settings(**way), warm_up + count) for way in (Options(), *ways)]
     steps = [run.iterations() for run in runs]
@@ -53,17 +62,20 @@ def time_beside_plain(
         after = runs[way].read_clock()
         return after() - before()
 
-    found: list[list[tuple[Times, Times, MachineState]]] = []
+    draws = Random(seed)
+    sample(0)
+    samples: list[list[tuple[Times, Times, MachineState]]] = []
     for _ in range(turns):
-        found.append([])
+        by_way: dict[int, tuple[Times, Times, MachineState]] = {}
         plain = sample(0)
-        for way in range(1, len(runs)):
+        for way in draws.sample(range(1, len(runs)), len(ways)):
             times = sample(way)
             state, after = state_of(target, 0.0), sample(0)
             beside = (plain + after).halved()
-            found[-1].append((beside, times, replace(state, plain_s=beside.total_s / count)))
+            by_way[way] = beside, times, replace(state, plain_s=beside.total_s / count)
             plain = after
-    return found
+        samples.append([by_way[way] for way in range(1, len(runs))])
+    return samples
 
 
 def _endless(target: Model, prompts: list[list[int]], settings: Settings, iterations: int) -> Run:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -352,7 +353,8 @@ def measure(
 ) -> Iterator[int]:
     """Write a profile, rounds over all points; yields how many points are done. What is there is not done again.
 
-    Ways of a proposer take turns with each other and with plain decoding.
+    Ways of a proposer take turns with each other and with plain decoding, in an order that is drawn anew each time.
+    Nothing is written before their turns are over.
     """
     file = Records.open(path, KIND, about(target))
     done = {(_point(row), row["round"], row["turn"]) for row in file}
@@ -361,27 +363,28 @@ def measure(
         groups.setdefault((point.way.drafter, point.way.digest, point.context, point.batch), []).append(point)
     count = 0
     for number in range(rounds):
-        for group in groups.values():
+        for group in Random(number).sample([*groups.values()], len(groups)):
             left = [
                 point
                 for point in dict.fromkeys(group)
                 if any((point, number, turn) not in done for turn in range(TURNS))
             ]
-            for row in _sample(target, proposers, left) if left else ():
-                if (_point(row), number, row["turn"]) not in done:
-                    file.append(row | {"round": number})
+            if left:
+                rows = [row | {"round": number} for row in _sample(target, proposers, left, number)]
+                file.append(*(row for row in rows if (_point(row), number, row["turn"]) not in done))
             count += len(group)
             yield count
 
 
-def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[Point]) -> Iterator[Record]:
+def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[Point], number: int) -> Iterator[Record]:
     """Mean seconds of some iterations of each point and of plain decoding beside it, by turn."""
     context, batch = group[0].context, group[0].batch
     ways = [point.way.options(proposers) for point in group]
     draft = ways[0].get("draft") or target
     draws = torch.Generator().manual_seed(context)
     prompts = torch.randint(min(target.shape.vocab, draft.shape.vocab), (batch, context), generator=draws).tolist()
-    samples = time_beside_plain(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS)
+    seed = f"{number} {group[0].drafter} {group[0].draft} {context} {batch}"
+    samples = time_beside_plain(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS, seed=seed)
     for turn, found in enumerate(samples):
         for point, (plain, times, state) in zip(group, found, strict=True):
             yield (

@@ -85,11 +85,12 @@ def page_of_several(found: Sequence[Run]) -> Page:
 
 
 def _warnings(run: Run) -> list[str]:
-    stalls = (
-        f"The machine stalled on {', '.join(run.stalled)}: left out of what was measured. To measure again, remove "
-        f"{run.folder}/live.jsonl and run the study."
-    )
-    return [f"{name} was left out: {why}" for name, why in run.failed.items()] + ([stalls] if run.stalled else [])
+    warnings = [f"{name} was left out: {why}" for name, why in run.failed.items()]
+    again = f"To measure again, remove {run.folder}/live.jsonl and run the study."
+    warnings += [f"{one.name}: {one.disturbed}. {again}" for one in run.entries if one.disturbed]
+    if run.stalled:
+        warnings.append(f"The machine stalled on {', '.join(run.stalled)}: left out of what was measured. {again}")
+    return warnings
 
 
 def verdict_of(run: Run) -> str:

@@ -25,7 +25,7 @@ from shallowdraft.report.figures import (
 from shallowdraft.report.run import Entry, Run
 
 PREDICTED, MEASURED = "predicted", "measured"
-NO_LIVE = "Nothing was run live, so that no speed-up was measured; run the study again with --live 3."
+NO_LIVE = "No speed-up was measured; run the study again with --live 3."
 
 
 def speed_ups(run: Run) -> Figure | Gap:
@@ -94,7 +94,8 @@ def _fastest(run: Run) -> str:
     rest = f"; {losing} of {len(run.predicted)} {verb} slower than plain decoding" if losing else ""
     ahead = max(run.predicted, key=lambda one: one.speed_up)
     if ahead.speed_up > first.speed_up:
-        rest += f"; {ahead.label}, not run live, may be faster: {ahead.speed_up:.2f} times, predicted"
+        why = "disturbed when it was measured" if ahead.disturbed else "not run live"
+        rest += f"; {ahead.label}, {why}, may be faster: {ahead.speed_up:.2f} times, predicted"
     return f"{said}(95 %: {low:.2f} to {high:.2f}){rest}."
 
 

@@ -184,6 +184,7 @@ def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
         ),
         interval=(low, high),
         live=Live(live["speed_up"], tuple(live["interval"])) if live else None,
+        disturbed=row.get("disturbed"),
         curve=[_prediction(one) for one in row.get("curve", ())],
     )
 

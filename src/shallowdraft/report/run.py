@@ -52,6 +52,8 @@ class Entry:
     interval: Interval = (0.0, 0.0)
     """Of the predicted speed-up."""
     live: Live | None = None
+    disturbed: str | None = None
+    """Why what was measured is no result."""
     curve: Sequence[Prediction] = ()
     """By size."""
     tars: Tars = field(default_factory=Tars)

@@ -1,13 +1,22 @@
 """Live runs: on every prompt each way of decoding stands between plain runs, so that both meet the same machine.
 
+All ways take a turn on a prompt, in an order that is drawn anew each time. Nothing is written before
+a turn is over, and a turn begins with a plain run that counts for nothing, so that no run that counts
+follows a write.
+
 A run that stalled is taken again, and the first that did not is what counts. A prompt where a way always stalled counts
 for none, so that all ways stand on the same prompts.
+
+A speed-up above its TAR is impossible, as an iteration takes at least as long as a plain token. Such
+a way is run on all prompts again, and all its runs count: chosen ones would make it slower than it
+is. What stays above is no result, however wide its interval is: every figure that is shown can be.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
+from random import Random
 from statistics import fmean
 
 import numpy as np
@@ -23,7 +32,7 @@ from shallowdraft.replay.traces import Output
 from shallowdraft.study.stalls import Key, Stall, key_of, stalled
 
 KIND = "live runs"
-AGAIN = 2  # times that a run is taken again which stalls
+AGAIN = 2  # times that a run is taken again which stalls, and a way on all prompts which is faster than can be
 
 Run = tuple[Key, int, Way]
 """Prompt, round and way."""
@@ -42,40 +51,75 @@ def run_live(
     rounds: int,
     about: Record,
 ) -> Iterator[int]:
-    """Decode every prompt in every way, between plain runs; yields how many are done. Only stalls are done again."""
+    """Decode every prompt in every way, between plain runs; yields how many are done.
+
+    Done again is only what stalled, and a way whose speed-up cannot be.
+    """
     file = Records.open(path, KIND, about)
-    total = rounds * len(outputs) * len(ways)
-    count = total - sum(len(left) for _, _, left in _turns(file, ways, outputs, rounds, _never_run))
+
+    def taken(chosen: Sequence[Way], numbers: Sequence[int]) -> Iterator[int]:
+        """Take what is left of some rounds; yield how many runs each turn had."""
+        for due in (_never_run, _to_take_again):
+            while turns := _turns(file, chosen, outputs, numbers, due):
+                for output, number, left in turns:
+                    file.append(*_turn(target, proposers, output, number, left, max_new_tokens))
+                    yield len(left)
+
+    total, numbers = rounds * len(outputs) * len(ways), range(rounds)
+    count = total - sum(len(left) for _, _, left in _turns(file, ways, outputs, numbers, _never_run))
     yield count
-    for due in (_never_run, _to_take_again):
-        while turns := _turns(file, ways, outputs, rounds, due):
-            for output, number, left in turns:
-                before = _state(target, output, max_new_tokens)
-                for way in left:
-                    made = _decode(target, output, way.options(proposers), max_new_tokens)
-                    after = _state(target, output, max_new_tokens)
-                    states = {"states": [asdict(state) for state in (before, after)]}
-                    place = {"set": output.set, "id": output.id, "output_digest": output.digest, "round": number}
-                    file.append(place | asdict(way) | made | states)
-                    before = after
-                    count = min(total, count + 1)
-                    yield count
+    for done in taken(ways, numbers):
+        count = min(total, count + done)
+        yield count
+    for number in range(rounds, rounds + AGAIN):
+        for _ in taken(list(measured(path, outputs, ways).impossible), [number]):
+            yield count
+
+
+def _turn(
+    target: Model,
+    proposers: Mapping[Whose, Options],
+    output: Output,
+    number: int,
+    ways: Sequence[Way],
+    max_new_tokens: int,
+) -> list[Record]:
+    """Run these ways on a prompt, a plain run before and after each; only then look at what came out."""
+    _state(target, output, max_new_tokens)  # behind what was written last
+    states, runs = [_state(target, output, max_new_tokens)], []
+    for way in ways:
+        runs.append(_decode(target, output, way.options(proposers) | {"max_new_tokens": max_new_tokens}))
+        states.append(_state(target, output, max_new_tokens))
+    place = {"set": output.set, "id": output.id, "output_digest": output.digest, "round": number}
+    return [
+        place | asdict(way) | _record(target, output, run) | {"states": [asdict(before), asdict(after)]}
+        for way, run, (before, after) in zip(ways, runs, pairwise(states), strict=True)
+    ]
 
 
 def _turns(
     file: Iterable[Record],
     ways: Sequence[Way],
     outputs: Sequence[Output],
-    rounds: int,
+    numbers: Iterable[int],
     due: Callable[[Attempts], bool],
 ) -> list[tuple[Output, int, list[Way]]]:
-    """Prompts and rounds with the ways that are due there."""
+    """Prompts and rounds with the ways that are due there, in the order in which they are to run."""
     made = _attempts(file, outputs)
-    found = [
-        (output, number, [way for way in ways if due(made.get((output.key[:2], number, way), []))])
-        for number, output in product(range(rounds), outputs)
+    turns = [
+        (
+            output,
+            number,
+            [way for way in _drawn(ways, output, number) if due(made.get((output.key[:2], number, way), []))],
+        )
+        for number, output in product(numbers, outputs)
     ]
-    return [turn for turn in found if turn[2]]
+    return [turn for turn in turns if turn[2]]
+
+
+def _drawn(ways: Sequence[Way], output: Output, number: int) -> list[Way]:
+    """Draw an order of all ways for a prompt and a round: the same whenever a run that was stopped goes on."""
+    return Random(f"{number} {output.set} {output.id}").sample(ways, len(ways))
 
 
 def _never_run(attempts: Attempts) -> bool:
@@ -100,19 +144,18 @@ def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, At
 
 def _state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
     """Decode plainly."""
-    stats = _generated(target, output, {"max_new_tokens": max_new_tokens}).stats
+    stats = _decode(target, output, {"max_new_tokens": max_new_tokens}).stats
     return state_of(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
 
 
-def _generated(target: Model, output: Output, options: Options) -> Generation:
+def _decode(target: Model, output: Output, options: Options) -> Generation:
     """On a GPU by the second of two runs: the first may compile kernels and capture iterations."""
     if target.device.type == "cuda":
         generate(target, output.prompt, **options)
     return generate(target, output.prompt, **options)
 
 
-def _decode(target: Model, output: Output, options: Options, max_new_tokens: int) -> Record:
-    run = _generated(target, output, options | {"max_new_tokens": max_new_tokens})
+def _record(target: Model, output: Output, run: Generation) -> Record:
     difference = explain(target, output.prompt, output.output, run.token_ids)
     return {
         "emitted": run.stats.emitted,
@@ -148,7 +191,9 @@ class LiveRuns:
     """What they showed."""
 
     by_way: dict[Way, Measured] = field(default_factory=dict)
-    """Of ways that were run on every prompt."""
+    """Ways that were run on every prompt."""
+    impossible: dict[Way, Measured] = field(default_factory=dict)
+    """Ways that were too, with a speed-up above their TAR: the machine was disturbed, and these are no results."""
     stalled: list[Key] = field(default_factory=list)
     """Prompts that no way counts: one of them stalled there, however often it was taken again."""
     lossless: bool | None = None
@@ -156,17 +201,29 @@ class LiveRuns:
 
 
 def measured(path: Path, outputs: Sequence[Output], ways: Sequence[Way]) -> LiveRuns:
-    """Of these prompts and ways; speed-ups are ratios of sums over prompts, their intervals a bootstrap."""
-    made: dict[Way, dict[Key, list[Attempts]]] = {}
-    for (key, _, way), attempts in _attempts(Records.read(path, KIND), outputs).items():
-        made.setdefault(way, {}).setdefault(key, []).append(attempts)
+    """Read what these ways showed on these prompts, by rounds that were run on all of them.
+
+    Speed-ups are ratios of sums over prompts, their intervals a bootstrap.
+    """
+    made: dict[Way, dict[int, dict[Key, Attempts]]] = {}
+    for (key, number, way), attempts in _attempts(Records.read(path, KIND), outputs).items():
+        made.setdefault(way, {}).setdefault(number, {})[key] = attempts
     keys = [output.key[:2] for output in outputs]
-    whole = {way: made[way] for way in ways if way in made and made[way].keys() == set(keys)}
+    whole: dict[Way, dict[Key, list[Attempts]]] = {}
+    for way in ways:
+        rounds = [by_prompt for by_prompt in made.get(way, {}).values() if by_prompt.keys() == set(keys)]
+        if rounds:
+            whole[way] = {key: [by_prompt[key] for by_prompt in rounds] for key in keys}
     lost = [key for key in keys if any(_sound(one) is None for its in whole.values() for one in its[key])]
     enough = not lost or len(keys) - len(lost) > 1  # of one prompt that is left nobody knows how sure it is
-    found = {way: _measured(by_prompt, lost) for way, by_prompt in whole.items()} if enough else {}
-    same = [_lossless(by_prompt) for by_prompt in whole.values()]
-    return LiveRuns(found, lost, all(same) if same else None)
+    same = {way: _lossless(made[way].values()) for way in whole}
+    every = {way: _measured(whole[way], lost, lossless=same[way]) for way in whole} if enough else {}
+    return LiveRuns(
+        by_way={way: run for way, run in every.items() if run.speed_up <= run.tar},
+        impossible={way: run for way, run in every.items() if run.speed_up > run.tar},
+        stalled=lost,
+        lossless=all(same.values()) if same else None,
+    )
 
 
 def _sound(attempts: Attempts) -> Record | None:
@@ -180,14 +237,14 @@ def _seconds(row: Record) -> float:
     return float(row["seconds"])
 
 
-def _lossless(by_prompt: Mapping[Key, list[Attempts]]) -> bool:
+def _lossless(rounds: Iterable[Mapping[Key, Attempts]]) -> bool:
     """Outputs are compared in all runs, those that stalled too."""
-    return all(row["tie"] for its in by_prompt.values() for attempts in its for row, _ in attempts)
+    return all(row["tie"] for by_prompt in rounds for attempts in by_prompt.values() for row, _ in attempts)
 
 
-def _measured(by_prompt: Mapping[Key, list[Attempts]], lost: Sequence[Key]) -> Measured:
+def _measured(by_prompt: Mapping[Key, list[Attempts]], lost: Sequence[Key], *, lossless: bool) -> Measured:
     kept = {key: [row for one in its if (row := _sound(one))] for key, its in by_prompt.items() if key not in lost}
-    return _compare(kept, lossless=_lossless(by_prompt))
+    return _compare(kept, lossless=lossless)
 
 
 def _compare(by_prompt: Mapping[Key, list[Record]], *, lossless: bool) -> Measured:

@@ -69,12 +69,26 @@ class Row:
     interval: tuple[float, float]
     """Of the predicted speed-up: the bootstrap of TAR over prompts."""
     live: Measured | None = None
+    impossible: Measured | None = None
+    """What was measured live, if it is above the TAR: no result, so that the prediction stands."""
     curve: Mapping[int, cost.Prediction] = field(default_factory=dict, repr=False)
     """At every size, on the machine as it was while profiling."""
 
     @property
     def speed_up(self) -> float:
         return self.live.speed_up if self.live else self.prediction.speed_up
+
+    @property
+    def disturbed(self) -> str | None:
+        """Why what was measured is no result."""
+        if self.impossible is None:
+            return None
+        (low, high), tar = self.impossible.interval, self.impossible.tar
+        return (
+            f"measured {self.impossible.speed_up:.3f}x ({low:.3f}–{high:.3f}), above its TAR of {tar:.3f} after all "
+            "runs: impossible, as an iteration takes at least as long as a plain token; the machine was disturbed, and "
+            "the prediction stands"
+        )
 
 
 @dataclass(frozen=True)
@@ -121,6 +135,7 @@ class Study:
                     "iteration": asdict(row.prediction.iteration),
                     "waterfall": asdict(row.prediction.waterfall),
                     "live": None if row.live is None else row.live.to_json(),
+                    "disturbed": row.disturbed,
                     "curve": [_flat(one) for one in row.curve.values()],
                 }
                 for row in self.rows
@@ -152,7 +167,7 @@ def study(
     made.sort(key=lambda one: -cost.best(one[2]).tokens_per_s)
     best = [(one, replayed.way(cost.best(curve).size)) for one, replayed, curve in made[: plan.live]]
     live = _verified(target, best, trace, plan, folder / "live.jsonl", follow)
-    ranked = [(_row(*one, profile, live.by_way), one[1]) for one in made]
+    ranked = [(_row(*one, profile, live), one[1]) for one in made]
     ranked.sort(key=lambda one: (one[0].live is None, -one[0].speed_up))
     shown = [(row.proposer, replayed, row.prediction.size) for row, replayed in ranked[:SHOWN]]
     keep_inside(target, shown, folder / "inside.jsonl")
@@ -258,15 +273,15 @@ def _row(
     found: Replay,
     curve: Mapping[int, cost.Prediction],
     profile: Profile,
-    live: Mapping[Way, Measured],
+    live: LiveRuns,
 ) -> Row:
     """What was verified live is predicted again for the speed of plain decoding that it met."""
     prediction = cost.best(curve)
     way = found.way(prediction.size)
-    run = live.get(way)
+    run = live.by_way.get(way)
     if run:
         prediction = forecast_at(found, profile, prediction.size, run.states)
-    return Row(proposer, way, prediction, interval(found, prediction), run, curve)
+    return Row(proposer, way, prediction, interval(found, prediction), run, live.impossible.get(way), curve)
 
 
 def _verified(

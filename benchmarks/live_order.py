@@ -1,0 +1,134 @@
+"""Do ways that run live in two opposite orders show the same speed-ups while another process uses the machine?
+
+One core is busy half of the time, 100 ms on and 100 ms off. Two sets of live runs, as a study makes
+them, take turns prompt by prompt: for each prompt and round the ways of the one run in the mirrored
+order of the other. Speed-ups agree where their 95 % intervals overlap. Greedy, batch 1, the zoo on a
+CPU.
+
+    python benchmarks/live_order.py [--set zoo] [--prompts 24] [--rounds 2] [--out DIR]
+
+With --out the records stay, and a second run goes on where the first one stopped. --calm leaves the other process out.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import zip_longest
+from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # as the command does
+import torch
+
+import shallowdraft as sd
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.ways import Way, drafting
+from shallowdraft.prompts import load_prompts
+from shallowdraft.records import commit, processor
+from shallowdraft.replay.traces import Trace, read_trace, record
+from shallowdraft.study.live import LiveRuns, Measured, measured, run_live
+
+NGRAM = Way("n-gram", 8, "ngram")
+SLICE_S = 0.1
+BUSY = """
+import time
+while True:
+    until_s = time.perf_counter() + {slice_s}
+    while time.perf_counter() < until_s:
+        pass
+    time.sleep({slice_s})
+"""
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Keep one core busy half of the time."""
+    process = subprocess.Popen([sys.executable, "-c", BUSY.format(slice_s=SLICE_S)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    yield
+
+
+def traced(target: sd.Model, given: argparse.Namespace, folder: Path) -> Trace:
+    prompts = [(given.set, prompt) for prompt in load_prompts(given.set)[: given.prompts]]
+    path = folder / "trace.jsonl"
+    for _ in record(target, prompts, path, max_new_tokens=given.new_tokens, sampling=Sampling()):
+        pass
+    return read_trace(path)
+
+
+def both_orders(target: sd.Model, ways: list[Way], given: argparse.Namespace, folder: Path) -> list[LiveRuns]:
+    """Run the ways live in one order and in the other."""
+    drafts = {way.draft: sd.load_draft(way.draft, device="cpu") for way in ways if way != NGRAM}
+    proposers = drafting(drafts) | {("ngram", NGRAM.draft): {"drafter": "ngram"}}
+    trace, size = traced(target, given, folder), {"max_new_tokens": given.new_tokens, "rounds": given.rounds}
+    orders = {folder / "one.jsonl": ways, folder / "other.jsonl": ways[::-1]}
+    with calm() if given.calm else busy():
+        steps = [
+            run_live(target, proposers, order, trace.outputs, path, **size, about={}) for path, order in orders.items()
+        ]
+        for _ in zip_longest(*steps):
+            pass
+    return [measured(path, trace.outputs, ways) for path in orders]
+
+
+def shown(run: Measured | None) -> str:
+    if run is None:
+        return "impossible"
+    low, high = run.interval
+    return f"{run.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def agree(one: Measured | None, other: Measured | None) -> bool:
+    """Whether both were measured, and their intervals overlap."""
+    if one is None or other is None:
+        return False
+    return max(one.interval[0], other.interval[0]) <= min(one.interval[1], other.interval[1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", default="zoo")
+    parser.add_argument("--drafts", nargs="+", default=["1x256", "2x192", "4x128"], help="of the zoo")
+    parser.add_argument("--lookahead", type=int, default=2, help="of the drafts; of n-grams it is 8")
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--calm", action="store_true", help="without the busy process")
+    parser.add_argument("--out", type=Path, help="folder for the records")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    ways = [NGRAM, *(Way(f"zoo:{name}", given.lookahead) for name in given.drafts)]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.out or Path(scratch)
+        runs = both_orders(sd.load("zoo:target", device="cpu"), ways, given, folder)
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
+    beside = "nothing beside it" if given.calm else "beside it one core is busy half of the time"
+    print(f"{given.prompts} prompts of {given.set}, {given.rounds} rounds, {given.threads} threads; {beside}")
+    print(f"{'way':<20}{'TAR':>6}  {'in one order (95 %)':<24}{'in the other':<24}agree")
+    same = []
+    for way in ways:
+        one, other = (run.by_way.get(way) for run in runs)
+        same.append(agree(one, other))
+        tar = next((run.tar for run in (one, other) if run), float("nan"))
+        name = f"{way.draft}, d = {way.lookahead}"
+        print(f"{name:<20}{tar:>6.2f}  {shown(one):<24}{shown(other):<24}{'yes' if same[-1] else 'NO'}")
+    for order, run in zip(("one order", "the other"), runs, strict=True):
+        print(f"stalled in {order}: {', '.join(map(' '.join, run.stalled)) or 'none'}")
+    return int(not all(same))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
