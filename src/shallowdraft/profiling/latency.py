@@ -383,7 +383,7 @@ def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[P
     draft = ways[0].get("draft") or target
     draws = torch.Generator().manual_seed(context)
     prompts = torch.randint(min(target.shape.vocab, draft.shape.vocab), (batch, context), generator=draws).tolist()
-    seed = f"{number} {group[0].drafter} {group[0].draft} {context} {batch}"
+    seed = f"{number} {group[0].way.drafter} {group[0].way.draft} {context} {batch}"
     samples = time_beside_plain(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS, seed=seed)
     for turn, found in enumerate(samples):
         for point, (plain, times, state) in zip(group, found, strict=True):
