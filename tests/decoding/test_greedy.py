@@ -76,9 +76,7 @@ def test_a_draft_that_stops_where_it_is_unsure(kind: str, drafter: str, pair):
     proposing = draft if drafter == "model" else None
     assert_lossless(target, proposing, PROMPTS, 8, {"drafter": drafter, "min_confidence": 0.2}, max_new_tokens=48)
     options = {"draft": proposing, "drafter": drafter, "lookahead": 8, "max_new_tokens": 48, "stop_tokens": ()}
-    eager, careful = (
-        sd.generate(target, PROMPTS[0], min_confidence=least, **options).stats for least in (None, 0.95)
-    )
+    eager, careful = (sd.generate(target, PROMPTS[0], min_confidence=least, **options).stats for least in (None, 0.95))
     assert careful.drafted < eager.drafted
 
 

@@ -46,8 +46,9 @@ class Generate(DraftCommand):
     skips: Name = None
     """With --drafter skip: what skip-search wrote. Default: the second half of the layers."""
     min_confidence: Annotated[float | None, tyro.conf.arg(metavar="P")] = None
-    """Draft on only while the draft's own probability of its last token is at least P; --lookahead is then the most, one
-    the least. `replay --min-confidence` tells what each P would keep. Not on a GPU."""
+    """Draft on only while the draft's own probability of its last token is at least P: one token
+    at least, --lookahead at most. `replay --min-confidence` tells what each P would keep. Not on a
+    GPU."""
     rule: Literal["token", "block"] = "token"
     """How drawn proposals are judged: token by token, or as a whole, which accepts more. Either is lossless."""
     lookahead: int | Literal["auto"] = 5

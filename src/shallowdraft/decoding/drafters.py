@@ -158,8 +158,9 @@ def copied(tokens: Tensor, length: Tensor, count: int) -> Tensor:
 class ModelDrafter:
     """A smaller model that decodes ahead with a cache of its own, as far as it may or as long as it is confident.
 
-    With `min_confidence` it goes on only while its own probability of its last token is at least that, in some row. That
-    token is proposed all the same: to leave out a token because of what was drawn would change the law of the text.
+    With `min_confidence` it goes on only while its own probability of its last token is at least
+    that, in some row. That token is proposed all the same: to leave out a token because of what was
+    drawn would change the law of the text.
     """
 
     def __init__(

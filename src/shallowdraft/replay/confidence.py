@@ -1,7 +1,7 @@
-"""Replay for a draft that goes on only while it is sure: what each least confidence would keep, exact for greedy decoding.
+"""Replay for a draft that goes on only while it is sure: what would be kept, exact for greedy.
 
-How many tokens are proposed behind a wrong one depends on what the draft says there, so that no one pass tells: it
-drafts at every place, once for all confidences.
+How many tokens are proposed behind a wrong one depends on what the draft says there, so that no one
+pass tells: it drafts at every place, once for all confidences.
 """
 
 from collections.abc import Sequence
@@ -54,9 +54,7 @@ class Confident:
         return {"min_confidence": self.min_confidence, "lookahead": self.lookahead} | figures
 
 
-def replay_confidences(
-    draft: Model, trace: Trace, lookahead: int, min_confidences: Sequence[float]
-) -> list[Confident]:
+def replay_confidences(draft: Model, trace: Trace, lookahead: int, min_confidences: Sequence[float]) -> list[Confident]:
     """Follow one row of text at a time, with proposals of at most `lookahead` tokens."""
     require_greedy(trace)
     trace.require_vocabulary(draft)
