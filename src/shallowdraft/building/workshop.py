@@ -1,7 +1,7 @@
 """From a parent to a trained draft: the stages that commands and recipes put together."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
@@ -31,12 +31,14 @@ class Workshop:
 
     store: TokenStore
     folder: Path
-    follow: Callable[[str, Iterator[Step]], None]
-    """Given a stage's name and its steps as they are done; must take them all."""
+    follow: Callable[[str, Generator[Step, None, None]], None]
+    """Given a stage's name and its steps as they are done; must take them all, or close them and raise."""
     domains: tuple[str, ...] | None = None
     """Domains of the store to train on; None means all."""
     generated_share: float = 0.5
     """Of every batch, the target's own text where the store has some beside the corpus."""
+    count: Callable[[str, int], Iterable[int]] = lambda _name, total: range(total)
+    """Given what is done and how many times, counts them and may show how far it is."""
     compiled: bool = False
     recompute: bool = False
     validation_tokens: int = 65536

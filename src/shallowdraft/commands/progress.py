@@ -1,13 +1,19 @@
 """A line of progress on stderr for work that can be counted; into a log, a new line now and then."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 LOG_EVERY_S = 30
 
 
-def follow(name: str, done: Iterator[int], total: int) -> None:
+def follow(name: str, done: Iterable[int], total: int) -> None:
     """Take an iterator of how much is done to its end."""
+    for _ in shown(name, done, total):
+        pass
+
+
+def shown(name: str, done: Iterable[int], total: int) -> Iterator[int]:
+    """Hand on how much is done, and show it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -22,6 +28,7 @@ def follow(name: str, done: Iterator[int], total: int) -> None:
                 if not console.is_terminal and time.monotonic() - said_s > LOG_EVERY_S:
                     said_s = time.monotonic()
                     console.print(f"{name}: {count} of {total}", style="dim")
+                yield count
     except KeyboardInterrupt:
         console.print("what is done is kept; the same command goes on", style="dim")
         raise

@@ -40,11 +40,11 @@ class Prune(DistillingCommand):
 
     def run(self) -> int:
         if not self.dry_run:
-            return self._run()
+            return super().run()
         with tempfile.TemporaryDirectory() as folder:
-            return replace(self, out=folder)._run()
+            return replace(self, out=folder).build()
 
-    def _run(self) -> int:
+    def build(self) -> int:
         from shallowdraft.building.pruning import require_reachable
         from shallowdraft.models.model import load
 
