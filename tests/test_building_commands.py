@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import torch
 
 import shallowdraft as sd
 from shallowdraft.building.jobs import Pretrain
+from shallowdraft.building.masks import Masks
 from shallowdraft.cli import main
+from shallowdraft.errors import TrainingError
 
 BUDGET = ["--tokens", "4096", "--batch-tokens", "512", "--sequence", "32", "--learning-rate", "5e-3"]
 
@@ -101,12 +104,25 @@ def test_pruned_by_learned_masks_without_distillation(parent: str, corpus: str, 
 
 def test_the_plan_comes_first_and_may_be_all(parent: str, corpus: str, tmp_path: Path, capsys):
     options = ["--parent", parent, "--corpus", corpus, "--shape", "1x32/2h/1kv/16hd/32", *BUDGET, "--dry-run"]
-    for method in ("importance", "learned"):
-        assert main(["prune", *options, "--method", method, "--out", str(tmp_path / method)]) == 0
+    for method, batch in (("importance", "512"), ("learned", "64")):
+        given = ["--method", method, "--batch-tokens", batch, "--out", str(tmp_path / method)]
+        assert main(["prune", *options, *given]) == 0
         said = " ".join(capsys.readouterr().err.split())
         assert "reachable; a pass reads 0.1 MB" in said
         assert "GiB of memory" in said
         assert not (tmp_path / method / "config.json").exists()
+
+
+def test_too_few_steps_for_masks_are_told_before_and_after(parent: str, corpus: str, tmp_path: Path, capsys):
+    options = ["--parent", parent, "--corpus", corpus, "--shape", "1x32/2h/1kv/16hd/32", "--method", "learned"]
+    for more in ([], ["--dry-run"]):
+        assert main(["prune", *options, *BUDGET, *more, "--out", str(tmp_path / "d")]) == 2
+        said = capsys.readouterr().err
+        assert "trained on 4 steps, and converge on 20 at least" in said
+        assert "reachable" not in said
+    assert not (tmp_path / "d").exists()
+    with pytest.raises(TrainingError, match="more steps \\(20 at least\\), or prune by importance"):
+        Masks(sd.load(parent).shape, replace(sd.load(parent).shape, layers=1)).require_converged()
 
 
 def test_distilled_on_the_targets_words_and_its_own_at_the_best_rate(parent: str, corpus: str, tmp_path: Path, capsys):

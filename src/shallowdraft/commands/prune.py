@@ -12,6 +12,7 @@ from shallowdraft.commands.training import SWEEP_SHARE, SWEPT, say, say_plan
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
+    from shallowdraft.building.training import Recipe
     from shallowdraft.building.workshop import Workshop
     from shallowdraft.models.decoder import Decoder
 
@@ -45,6 +46,7 @@ class Prune(DistillingCommand):
             return replace(self, out=folder).build()
 
     def build(self) -> int:
+        from shallowdraft.building.masks import require_enough_steps
         from shallowdraft.building.pruning import require_reachable
         from shallowdraft.models.model import load
 
@@ -57,6 +59,8 @@ class Prune(DistillingCommand):
         wanted = shapes.parse(self.shape, vocab=parent.shape.vocab, context=parent.shape.context)
         wanted = replace(wanted, head_dim=parent.shape.head_dim) if "hd" not in self.shape else wanted
         require_reachable(parent.shape, wanted)
+        if self.method == "learned":
+            require_enough_steps(self._recipe_for_masks(parent.shape).steps)
         child = shapes.child_shape(parent.shape, wanted)
         self._say_costs(parent.shape, child)
         shop = self.workshop(parent.require_tokenizer())
@@ -70,6 +74,9 @@ class Prune(DistillingCommand):
     @property
     def _tokens_for_masks(self) -> int:
         return round(self.tokens * self.mask_tokens) if self.method == "learned" else 0
+
+    def _recipe_for_masks(self, parent: shapes.ModelShape) -> "Recipe":
+        return replace(self.recipe(parent), tokens=self._tokens_for_masks)  # it is the parent that is trained
 
     def _say_costs(self, parent: shapes.ModelShape, child: shapes.ModelShape) -> None:
         say(
@@ -117,5 +124,4 @@ class Prune(DistillingCommand):
         if self.method == "importance":
             recipe = self.recipe(wanted)
             return prune_by_importance(shop, parent, wanted, recipe, objective=self.objective, probe=self.probe)
-        recipe = replace(self.recipe(parent.shape), tokens=self._tokens_for_masks)  # it is the parent that is trained
-        return prune_by_masks(shop, parent, wanted, recipe, objective=self.objective)
+        return prune_by_masks(shop, parent, wanted, self._recipe_for_masks(parent.shape), objective=self.objective)
