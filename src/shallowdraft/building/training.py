@@ -154,8 +154,10 @@ def train(
         details = job.end()
         if balance is not None and isinstance(model, Decoder) and (step + 1) % balance.every == 0:
             with job.active(model):
-                batches.weights = balance.update(batches.weights, model)
-            details |= {f"weight_{domain}": weight for domain, weight in batches.weights.items()}
+                losses = balance.losses(model)
+            batches.weights = balance.update(batches.weights, losses)
+            moved = {"loss": losses, "reference": balance.reference, "weight": batches.weights}
+            details |= {f"{name}_{domain}": value for name, values in moved.items() for domain, value in values.items()}
         done = (step + 1) * recipe.rows * recipe.sequence
         speed = recipe.rows * recipe.sequence / (time.perf_counter() - begin_s)
         record = Step(step + 1, recipe.steps, loss, norm, recipe.rate(step), done, speed, details)

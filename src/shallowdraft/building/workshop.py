@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -79,13 +80,8 @@ class Workshop:
         """Weigh domains by how far a model's loss is above the target's, some times in a run."""
         held_out = Batches(self.store, part="val", rows=1, sequence=recipe.sequence, seed=0, domains=self.domains)
         domains = tuple(held_out.weights)
-        reference = self._losses(target, recipe.sequence, domains)
-
-        def lag(model: Decoder) -> dict[str, float]:
-            losses = self._losses(model, recipe.sequence, domains)
-            return {domain: losses[domain] - reference[domain] for domain in domains}
-
-        return Balance(lag, every=max(1, recipe.steps // BALANCE_TIMES))
+        losses = partial(self._losses, sequence=recipe.sequence, domains=domains)
+        return Balance(losses, max(1, recipe.steps // BALANCE_TIMES), reference=losses(target))
 
     def _losses(self, model: Decoder, sequence: int, domains: tuple[str, ...]) -> dict[str, float]:
         losses = {}
