@@ -42,7 +42,7 @@ def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | No
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
     if target.device.type == "cpu":  # a GPU's iterations all have the same length
-        found["draft while sure, d <= 6"] = {"draft": draft, "lookahead": 6, "acceptance": 0.6}
+        found["draft while sure, d <= 6"] = {"draft": draft, "lookahead": 6, "min_confidence": 0.1}
     guesses = sd.load_heads(target, heads)
     for nodes in (4, 16, 48):
         found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": guesses, "nodes": nodes}

@@ -5,6 +5,7 @@ Only sets, and parts of sets, whose licence lets a package ship them. Each row k
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ ANSWERED = ("mmlu", "hellaswag")  # whose answers are choices, for accuracy
 def main() -> None:
     for name, (file, count, source, licence) in SETS.items():
         lines = (Path(sys.argv[1]) / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = [_with_capital(row) if name == "hellaswag" else row for row in map(json.loads, lines)]
         rows = [row for row in rows if row["task"] in SHIPPABLE.get(name, (row["task"],))]
         rows = [row for row in rows if len(row["prompt"]) <= LONGEST]
         chosen = _choose(rows, count)
@@ -40,6 +41,17 @@ def main() -> None:
                 kept = {key: row[key] for key in KEPT if key in row and (name in ANSWERED or key not in KEPT[5:])}
                 out.write(json.dumps(kept | {"source": source, "license": licence}, ensure_ascii=False) + "\n")
         print(f"{name}: {len(chosen)} of {len(lines)}")
+
+
+def _with_capital(row: dict[str, Any]) -> dict[str, Any]:
+    """A sentence that the choices end begins with a capital, as lm-evaluation-harness has it and `published.hellaswag`.
+
+    The file has HellaSwag's `ctx`, where it does not. All other prompts end with a sentence.
+    """
+    begun = re.search(r"(?<=[.!?] )[a-z][^.!?]*$", row["prompt"])
+    if begun is None:
+        return row
+    return row | {"prompt": row["prompt"][: begun.start()] + begun[0].capitalize()}
 
 
 def _choose(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -1,15 +1,22 @@
 """pretrain, prune and distill, from a folder of text to a draft that its target accepts."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import shallowdraft as sd
+from shallowdraft.building.jobs import Pretrain
+from shallowdraft.building.masks import Masks
 from shallowdraft.cli import main
+from shallowdraft.errors import TrainingError
 
 BUDGET = ["--tokens", "4096", "--batch-tokens", "512", "--sequence", "32", "--learning-rate", "5e-3"]
 
@@ -52,15 +59,22 @@ def test_pruned_to_the_shape_and_distilled(parent: str, corpus: str, tmp_path: P
     target, draft = sd.load(parent), sd.load(better)
     plain, speculative = (sd.generate(target, "The red", draft=d, max_new_tokens=40) for d in (None, draft))
     assert speculative.token_ids == plain.token_ids
-    assert main(["distill", *distil, "--out", better]) == 2
-    assert "already holds a model" in capsys.readouterr().err
+    assert main(["distill", *distil, "--out", better]) == 0
+    assert "is done" in capsys.readouterr().err
+    assert main(["distill", *distil, "--seed", "1", "--out", better]) == 2
+    assert "already holds a model, made with --seed 0;" in capsys.readouterr().err
+    assert main(["distill", *distil, "--out", parent]) == 2
+    assert "already holds a model, made with another command;" in capsys.readouterr().err
 
 
-def test_heads_learn_to_guess_ahead(parent: str, corpus: str, tmp_path: Path, capsys):
+def test_heads_learn_to_guess_ahead(parent: str, corpus: str, tmp_path: Path, capsys, monkeypatch):
     out = str(tmp_path / "heads")
     options = ["--target", parent, "--corpus", corpus, "--count", "3", "--generated", "4096", *BUDGET]
+    monkeypatch.setattr("shallowdraft.commands.progress.LOG_EVERY_S", -1)
     assert main(["heads", *options, "--out", out, "--json"]) == 0
-    learned = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert "measuring: 0 of " in said.err
+    learned = json.loads(said.out)
     assert learned["greedy_tar"] > 1.5
     target = sd.load(parent)
     heads = sd.load_heads(target, out)
@@ -90,12 +104,25 @@ def test_pruned_by_learned_masks_without_distillation(parent: str, corpus: str, 
 
 def test_the_plan_comes_first_and_may_be_all(parent: str, corpus: str, tmp_path: Path, capsys):
     options = ["--parent", parent, "--corpus", corpus, "--shape", "1x32/2h/1kv/16hd/32", *BUDGET, "--dry-run"]
-    for method in ("importance", "learned"):
-        assert main(["prune", *options, "--method", method, "--out", str(tmp_path / method)]) == 0
+    for method, batch in (("importance", "512"), ("learned", "64")):
+        given = ["--method", method, "--batch-tokens", batch, "--out", str(tmp_path / method)]
+        assert main(["prune", *options, *given]) == 0
         said = " ".join(capsys.readouterr().err.split())
         assert "reachable; a pass reads 0.1 MB" in said
         assert "GiB of memory" in said
         assert not (tmp_path / method / "config.json").exists()
+
+
+def test_too_few_steps_for_masks_are_told_before_and_after(parent: str, corpus: str, tmp_path: Path, capsys):
+    options = ["--parent", parent, "--corpus", corpus, "--shape", "1x32/2h/1kv/16hd/32", "--method", "learned"]
+    for more in ([], ["--dry-run"]):
+        assert main(["prune", *options, *BUDGET, *more, "--out", str(tmp_path / "d")]) == 2
+        said = capsys.readouterr().err
+        assert "trained on 4 steps, and converge on 20 at least" in said
+        assert "reachable" not in said
+    assert not (tmp_path / "d").exists()
+    with pytest.raises(TrainingError, match="more steps \\(20 at least\\), or prune by importance"):
+        Masks(sd.load(parent).shape, replace(sd.load(parent).shape, layers=1)).require_converged()
 
 
 def test_distilled_on_the_targets_words_and_its_own_at_the_best_rate(parent: str, corpus: str, tmp_path: Path, capsys):
@@ -158,6 +185,61 @@ def test_the_state_of_another_run_is_not_taken(parent: str, corpus: str, tmp_pat
     assert main(["pretrain", "--shape", "1x32/2h/64", *options]) == 2
     assert "belongs to another run" in capsys.readouterr().err
     assert (tmp_path / "m" / "training" / "pretrain" / "state.pt").read_bytes() == state
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "distill", "heads"])
+def test_killed_between_saving_and_ending_it_is_done(
+    verb: str, parent: str, corpus: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    given = {
+        "pretrain": ["--shape", "1x32/2h/48", "--vocab", "300", "--context", "64"],
+        "distill": ["--draft", parent, "--target", parent],
+        "heads": ["--target", parent, "--count", "2"],
+    }[verb]
+    command = [verb, *given, "--corpus", corpus, *BUDGET, "--tokens", "1024", "--out", str(tmp_path / "m"), "--json"]
+    with monkeypatch.context() as killed:
+        killed.setattr("builtins.print", lambda *_, **__: (_ for _ in ()).throw(MemoryError("killed")))
+        with pytest.raises(MemoryError):
+            main(command)
+    saved = (tmp_path / "m" / "config.json").stat().st_mtime_ns
+    assert main(command) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["out"] == str(tmp_path / "m")
+    assert set(shown) & {"loss", "greedy_tar"}
+    assert (tmp_path / "m" / "config.json").stat().st_mtime_ns == saved
+    assert main([*command, "--seed", "7"]) == 2
+    assert "already holds a model, made with --seed 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_told_to_end_it_goes_on_after_the_step_it_was_in(
+    number: signal.Signals, status: int, corpus: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    options = ["--shape", "1x32/2h/48", "--corpus", corpus, "--vocab", "300", "--context", "64", *BUDGET]
+    before, calls = Pretrain.loss, iter(range(100))
+
+    def told(self, model, tokens):
+        if next(calls) == 4:
+            os.kill(os.getpid(), number)
+        return before(self, model, tokens)
+
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as once:
+        once.setattr(Pretrain, "loss", told)
+        try:
+            ended = main(["pretrain", *options, "--out", str(tmp_path / "told")])
+        except SystemExit as end:
+            ended = end.code
+    assert ended == status
+    assert handlers == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    state = tmp_path / "told" / "training" / "pretrain" / "state.pt"
+    assert torch.load(state, weights_only=True)["step"] == 5
+    capsys.readouterr()
+    for folder in ("told", "undisturbed"):
+        assert main(["pretrain", *options, "--out", str(tmp_path / folder)]) == 0
+        assert ("going on after step 5" in capsys.readouterr().err) == (folder == "told")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("told", "undisturbed")]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.slow

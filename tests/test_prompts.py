@@ -11,7 +11,7 @@ from shallowdraft.cli import main
 from shallowdraft.errors import PromptError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts, names
-from shallowdraft.prompts.published import few_shot
+from shallowdraft.prompts.published import few_shot, hellaswag
 from shallowdraft.shapes import parse
 
 
@@ -25,6 +25,30 @@ def test_shipped_sets_are_whole_and_say_where_they_come_from():
         rows = [json.loads(line) for line in text.splitlines()]
         assert all(row["source"] and row["license"] for row in rows)
         assert name == "zoo" or {row["license"] for row in rows} <= {"MIT", "Apache-2.0"}
+
+
+def test_shipped_hellaswag_is_what_the_formatter_makes_of_the_published_rows():
+    """The begun sentence, which the choices end, is `ctx_b`; in the published rows it has no capital."""
+    begun = 0
+    for prompt in load_prompts("hellaswag"):
+        activity, context = prompt.text.split(": ", 1)
+        start = max(context.rfind(f"{end} ") for end in ".!?") + 2
+        row = {"activity_label": activity, "ctx_a": context, "ctx_b": ""}
+        if context[-1] not in ".!?\"')":
+            begun += 1
+            row |= {"ctx_a": context[:start].rstrip(), "ctx_b": context[start:].lower()}
+        assert hellaswag(row) == prompt.text
+    assert begun == 59
+
+
+def test_what_ships_of_spec_bench_is_what_is_said():
+    assert {prompt.task for prompt in load_prompts("spec-bench")} == {
+        "spec_bench/multi_turn_conversation",
+        "spec_bench/math_reasoning",
+    }
+    page = " ".join((Path(__file__).parent.parent / "docs" / "speculating.md").read_text(encoding="utf-8").split())
+    assert "summaries (Spec-Bench) ¹" in page
+    assert "¹ Not among the prompts that ship" in page
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Dynamic batch loading: the formula by hand, and more text from the domain that lags."""
 
+import json
 from math import exp
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_equal_lag_changes_nothing_and_no_domain_dies():
 
 def test_a_domain_that_is_not_measured_keeps_its_weight():
     weights = {"a": 0.5, "b": 0.3, "tiny": 0.2}
-    moved = Balance(lambda _: {"a": 0.0, "b": 1.0}, every=1).update(weights, None)
+    moved = Balance(lambda _: {}, every=1).update(weights, {"a": 0.0, "b": 1.0})
     assert moved["tiny"] == 0.2
     assert moved["b"] > 0.4
     assert sum(moved.values()) == pytest.approx(1)
@@ -51,9 +52,24 @@ def test_weight_moves_to_the_domain_that_lags(tmp_path: Path):
     balance = shop.balance(target, RECIPE)
     assert balance.every == RECIPE.steps // 20
     before = reader(store).weights
-    lag = balance.lag(model)
+    losses = balance.losses(model)
+    lag = {domain: loss - balance.reference[domain] for domain, loss in losses.items()}
     assert lag["colours"] > lag["animals"] + 0.05
-    assert balance.update(before, model)["colours"] > before["colours"] + 0.01
+    assert balance.update(before, losses)["colours"] > before["colours"] + 0.01
+
+
+def test_the_log_has_the_losses_that_moved_the_weights(tmp_path: Path):
+    store = make_store(tmp_path)
+    balance = Workshop(store, tmp_path, lambda _, steps: list(steps)).balance(fresh_decoder(SHAPE, seed=1), RECIPE)
+    list(train(fresh_decoder(SHAPE, seed=2), Pretrain(), reader(store), RECIPE, tmp_path / "run", balance=balance))
+    steps = [json.loads(line)["details"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    weights = dict(reader(store).weights)
+    moved = [step for step in steps if step]
+    assert len(moved) == RECIPE.steps // balance.every
+    for step in moved:
+        lag = {domain: step[f"loss_{domain}"] - step[f"reference_{domain}"] for domain in weights}
+        weights = rebalance(weights, lag)
+        assert weights == pytest.approx({domain: step[f"weight_{domain}"] for domain in weights})
 
 
 def test_batches_follow_the_weights_and_a_resumed_run_too(tmp_path: Path):

@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from shallowdraft.building.corpus import Batches, TokenStore, write_store
-from shallowdraft.building.jobs import Distil, Pretrain
+from shallowdraft.building.jobs import Distil, Job, Pretrain
+from shallowdraft.building.masks import Shear
 from shallowdraft.building.training import Recipe, fresh_decoder, rows_at_once, train, validate
 from shallowdraft.errors import OptionError, TrainingError
+from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.synthetic import byte_tokenizer
 from shallowdraft.shapes import ModelShape
 
@@ -61,8 +64,6 @@ def test_pretraining_and_distilling_raise_acceptance(store: TokenStore, tmp_path
 
 
 def test_a_batch_may_be_accumulated(store: TokenStore, tmp_path: Path):
-    from dataclasses import replace
-
     finals = []
     for micro_rows in (3, 16):
         model = fresh_decoder(SHAPE, seed=1)
@@ -129,8 +130,6 @@ def test_another_runs_checkpoint_is_not_taken(store: TokenStore, tmp_path: Path)
 
 
 def test_fewer_rows_at_once_for_a_large_vocabulary():
-    from dataclasses import replace
-
     assert rows_at_once(SHAPE, 256) == 64
     assert rows_at_once(replace(SHAPE, vocab=128256), 256) == 5
     assert rows_at_once(replace(SHAPE, vocab=128256), 8192) == 1
@@ -225,8 +224,6 @@ def test_metrics_go_to_tensorboard_where_it_is_installed(store: TokenStore, tmp_
 
 
 def test_recomputed_activations_change_nothing(store: TokenStore, tmp_path: Path):
-    from dataclasses import replace
-
     finals = []
     for recompute in (False, True):
         model = fresh_decoder(SHAPE, seed=1)
@@ -239,11 +236,54 @@ def test_recomputed_activations_change_nothing(store: TokenStore, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_compiled_training_follows_the_same_curve(store: TokenStore, tmp_path: Path):
-    from dataclasses import replace
-
     short = replace(RECIPE, tokens=5 * 512)
     curves = []
     for compiled in (False, True):
         model, folder = fresh_decoder(SHAPE, seed=1), tmp_path / str(compiled)
         curves.append([step.loss for step in train(model, Pretrain(), reader(store), short, folder, compiled=compiled)])
     assert curves[0] == pytest.approx(curves[1], abs=1e-3)
+
+
+def stopped_after(steps: int, model: Decoder, job: Job, batches: Batches, folder: Path) -> None:
+    """As whoever follows a run does when told to end: so many steps are taken, and no more are asked for."""
+    run = train(model, job, batches, RECIPE, folder)
+    for record in run:
+        if record.step >= steps:
+            run.close()
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "masks"])
+def test_a_run_that_is_told_to_end_goes_on_from_there_to_the_same_bytes(kind: str, store: TokenStore, tmp_path: Path):
+    def begin() -> tuple[Decoder, Job]:
+        model = fresh_decoder(SHAPE, seed=1)
+        return model, Pretrain() if kind == "pretrain" else Shear(fresh_decoder(SHAPE, seed=1), replace(SHAPE, ffn=24))
+
+    finals = []
+    for stops in ((), (3, 33)):  # 33: masks are frozen
+        folder = tmp_path / f"{len(stops)}"
+        for stop in stops:
+            stopped_after(stop, *begin(), reader(store), folder)
+            assert torch.load(folder / "state.pt", weights_only=True)["step"] == stop
+        model, job = begin()
+        records = list(train(model, job, reader(store), RECIPE, folder))
+        assert records[0].step == (stops[-1] + 1 if stops else 1)
+        finals.append(model.state_dict())
+    for name, tensor in finals[0].items():
+        assert torch.equal(tensor, finals[1][name]), name
+
+
+def test_it_is_saved_after_some_time_too(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def saved_step() -> int | None:
+        return torch.load(tmp_path / "state.pt", weights_only=True)["step"] if list(tmp_path.glob("state.pt")) else None
+
+    run = train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path)
+    next(run)
+    assert saved_step() is None
+    monkeypatch.setattr("shallowdraft.building.training.SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("shallowdraft.building.training.SAVING_SHARE", 1e9)
+    next(run)
+    assert saved_step() == 2
+    monkeypatch.setattr("shallowdraft.building.training.SAVING_SHARE", 1e-9)  # as if saving took long
+    next(run)
+    next(run)
+    assert saved_step() == 2

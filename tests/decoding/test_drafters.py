@@ -121,11 +121,13 @@ def test_trees_that_cannot_be(options: dict[str, object], pair):
 
 
 @pytest.mark.parametrize(
-    "options", [{"acceptance": 1.5}, {"acceptance": 0.9, "lookahead": "auto"}, {"acceptance": 0.5, "drafter": "tree"}]
+    "options",
+    [{"min_confidence": 1.5}, {"min_confidence": 0.9, "lookahead": "auto"}, {"min_confidence": 0.5, "drafter": "tree"}],
+    ids=str,
 )
-def test_acceptances_that_cannot_be(options: dict[str, object], pair):
+def test_confidences_that_cannot_be(options: dict[str, object], pair):
     target, draft = pair("llama")
-    with pytest.raises(OptionError, match="acceptance"):
+    with pytest.raises(OptionError, match="min_confidence"):
         sd.generate(target, [1], draft=draft, **options)
 
 

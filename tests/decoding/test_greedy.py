@@ -74,11 +74,9 @@ def test_trees_of_every_family(kind: str, lookahead: int, nodes: int, pair):
 def test_a_draft_that_stops_where_it_is_unsure(kind: str, drafter: str, pair):
     target, draft = pair(kind)
     proposing = draft if drafter == "model" else None
-    assert_lossless(target, proposing, PROMPTS, 8, {"drafter": drafter, "acceptance": 0.8}, max_new_tokens=48)
+    assert_lossless(target, proposing, PROMPTS, 8, {"drafter": drafter, "min_confidence": 0.2}, max_new_tokens=48)
     options = {"draft": proposing, "drafter": drafter, "lookahead": 8, "max_new_tokens": 48, "stop_tokens": ()}
-    eager, careful = (
-        sd.generate(target, PROMPTS[0], acceptance=acceptance, **options).stats for acceptance in (None, 0.95)
-    )
+    eager, careful = (sd.generate(target, PROMPTS[0], min_confidence=least, **options).stats for least in (None, 0.95))
     assert careful.drafted < eager.drafted
 
 

@@ -8,7 +8,7 @@ import torch
 
 import shallowdraft as sd
 from shallowdraft.cost import independent_tar
-from shallowdraft.decoding.pace import LONGEST, Confidence, Pace
+from shallowdraft.decoding.pace import LONGEST, Pace
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.shapes import parse
 
@@ -118,16 +118,3 @@ def test_sampling_keeps_its_law(pair: tuple[sd.Model, sd.Model], monkeypatch: py
 def test_wrong_lookaheads(pair: tuple[sd.Model, sd.Model], tmp_path: Path):
     with pytest.raises(sd.ShallowdraftError, match="or auto"):
         sd.generate(pair[0], [1], draft=pair[1], lookahead="always")
-
-
-def test_a_draft_must_be_surer_the_less_of_it_is_kept():
-    strict, lenient = Confidence(0.9, 8), Confidence(0.3, 8)
-    for _ in range(20):
-        for one in (strict, lenient):
-            one.learn(4, [2, 2], 0.0)
-    assert strict.threshold > 0.6 > lenient.threshold
-    full = Confidence(0.5, 4)
-    full.learn(4, [4], 0.0)
-    full.learn(0, [0], 0.0)
-    assert full.threshold == 0.6  # it has proposed all it may
-    assert full.choose() == 4

@@ -218,14 +218,14 @@ def test_the_joint_law_of_a_target_that_drafts_for_itself(models):
 
 def test_the_joint_law_of_a_draft_that_stops_where_it_is_unsure(models, monkeypatch):
     """And that a token which was drawn must not be left out because it is unlikely."""
-    strategy = {"draft": models[1], "acceptance": 0.7}
+    strategy = {"draft": models[1], "min_confidence": 0.5}
     assert p_value(models, ONE, 2, 1, samples=2_500, strategy=strategy, temperature=1.0) > ALPHA
     propose = ModelDrafter.propose
 
     def dropping(self, state, uniforms, missed):
         found = propose(self, state, uniforms, missed)
         count = found.tokens.shape[1]
-        count -= bool(found.q[0, -1, found.tokens[0, -1]] < self.confidence.threshold)
+        count -= bool(found.q[0, -1, found.tokens[0, -1]] < self.min_confidence)
         return Proposal(found.tokens[:, :count], found.q[:, :count], found.largest[:, :count])
 
     monkeypatch.setattr(ModelDrafter, "propose", dropping)

@@ -68,7 +68,7 @@ def assert_lossless(target: sd.Model, draft: sd.Model | None, **strategy) -> flo
     [
         {"lookahead": 3},
         {"lookahead": 8},
-        {"lookahead": 6, "acceptance": 0.7},
+        {"lookahead": 6, "min_confidence": 0.1},
         {"lookahead": "auto"},
         {"drafter": "tree", "lookahead": 4, "nodes": 12},
         {"drafter": "skip", "lookahead": 3},

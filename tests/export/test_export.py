@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -49,7 +51,7 @@ def arguments(small: Path, engine: str, out: Path) -> list[str]:
 def test_transformers_assists_with_it_and_writes_what_we_write(tmp_path: Path, capsys):
     out = tmp_path / "made" / "pair"
     assert main([*PAIR, "--engine", "transformers", "--lookahead", "3", "--out", str(out)]) == 0
-    assert f"start it: cd {out} && python -c" in capsys.readouterr().out
+    assert f"start it: {out}/start.sh\nwhich runs there: python3 -c" in capsys.readouterr().out
     target, draft = (transformers.AutoModelForCausalLM.from_pretrained(out / role) for role in ("target", "draft"))
     assert draft.generation_config.num_assistant_tokens == 3
     assert draft.generation_config.num_assistant_tokens_schedule == "constant"
@@ -63,6 +65,60 @@ def test_transformers_assists_with_it_and_writes_what_we_write(tmp_path: Path, c
     assert [path.name for path in out.parent.iterdir()] == ["pair"]
     assert json.loads((out / "export.json").read_text())["advice"]["lookahead"] == 3
     assert (out / "start.sh").stat().st_mode & stat.S_IXUSR
+
+
+def started(out: Path, where: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """start.sh, from another folder, with programs in `where` before the system's."""
+    path = f"{where}:/usr/bin:/bin"
+    return subprocess.run(
+        [os.path.relpath(out / "start.sh", where), "--port", "1"],
+        cwd=where,
+        env={"PATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "variable"),
+    [
+        ("vllm", "VLLM"),
+        ("sglang", "PYTHON"),
+        ("trtllm", "TRTLLM_SERVE"),
+        ("llama.cpp", "LLAMA_SERVER"),
+        ("transformers", "PYTHON"),
+    ],
+)
+def test_it_starts_the_engine_that_is_named_or_says_what_is_missing(
+    small: Path, tmp_path: Path, engine: str, variable: str, capsys
+):
+    out, where = tmp_path / "a pair", tmp_path / "bin"
+    assert main(arguments(small, engine, out)) == 0
+    assert f"{variable}=/path/to/" in capsys.readouterr().out
+    where.mkdir()
+    program = setup(engine, "t", 3, {}).command[0]
+    for name in ("another", program, "python"):
+        (where / name).write_text(f'#!/bin/sh\n[ "$1" = -c ] && [ $# = 2 ] && exit 0\necho {name} "$PWD" "$@"\n')
+        (where / name).chmod(0o755)
+    for name, given in ((program, {}), ("another", {variable: "another"}), ("another", {variable: "./another"})):
+        run = started(out, where, **given)
+        assert (run.returncode, run.stderr) == (0, "")
+        assert run.stdout.startswith(f"{name} {out}")
+        assert run.stdout.endswith("--port 1\n")
+    for given in ({variable: "nowhere/program"}, {variable: "no-such-program"}):
+        run = started(out, where, **given)
+        assert run.returncode == 127
+        assert f"there is no {given[variable]} here; " in run.stderr
+        assert f"or name one: {variable}=" in run.stderr
+
+
+def test_it_says_that_a_python_lacks_the_engine(small: Path, tmp_path: Path):
+    assert main(arguments(small, "sglang", tmp_path / "out")) == 0
+    run = started(tmp_path / "out", tmp_path, PYTHON=sys.executable)
+    assert run.returncode == 127
+    assert f"{sys.executable} has no sglang; pip install sglang, or name another one: PYTHON=" in run.stderr
+    assert run.stderr.count("\n") == 1
 
 
 def test_gguf_opens_with_the_right_shapes_and_metadata(tmp_path: Path):

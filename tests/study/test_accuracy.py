@@ -1,8 +1,10 @@
 """Accuracy by likelihood: against sums taken by hand, through the command, and what may be said from it."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,15 +33,38 @@ def by_hand(model: sd.Model, context: str, choice: str) -> float:
 def test_the_likeliest_choice_is_the_answer(model: sd.Model):
     choices = (" ox", " cat", " zebra", " bee")
     sums = [by_hand(model, "The number is", choice) for choice in choices]
-    per_byte = [total / len(choice) for total, choice in zip(sums, choices, strict=True)]
-    best, best_per_byte = (max(range(4), key=row.__getitem__) for row in (sums, per_byte))
-    assert best != best_per_byte  # or the two kinds could be mixed up unseen
+    per_character = [total / len(choice[1:]) for total, choice in zip(sums, choices, strict=True)]
+    best, best_per_character = (max(range(4), key=row.__getitem__) for row in (sums, per_character))
+    assert best != best_per_character  # or the two kinds could be mixed up unseen
     for answer in range(4):
         *_, found = score(model, [Question("The number is", choices, answer)])
         assert isinstance(found, Score)
         assert found.accuracy.value == (answer == best)
-        assert found.normalised.value == (answer == best_per_byte)
+        assert found.normalised.value == (answer == best_per_character)
         assert found.loss == pytest.approx(-sums[answer] / len(choices[answer]), rel=1e-4)
+
+
+def test_the_size_of_a_choice_is_that_of_lm_evaluation_harness(model: sd.Model):
+    """Its acc_norm: `np.argmax(lls / np.array([float(len(i)) for i in choices]))`, the space before them apart."""
+
+    def best(sums: list[float], sizes: list[int]) -> int:
+        return int(np.argmax(np.array(sums) / np.array(sizes, dtype=float)))
+
+    words = ("ox", "zebra", "a", "über", "née", "he sat", "öäü", "cat and dog")
+    asked, with_space, in_bytes = [], 0, 0
+    for context in ("The number is", "It was", "So"):
+        sums = {word: by_hand(model, context, f" {word}") for word in words}
+        for pair in combinations(words, 2):
+            found = [sums[word] for word in pair]
+            answer = best(found, [len(word) for word in pair])
+            asked.append(Question(context, tuple(f" {word}" for word in pair), answer))
+            with_space += answer != best(found, [len(word) + 1 for word in pair])
+            in_bytes += answer != best(found, [len(word.encode()) for word in pair])
+    assert with_space  # or a wrong size would not be seen
+    assert in_bytes
+    *_, scored = score(model, asked)
+    assert isinstance(scored, Score)
+    assert scored.normalised.value == 1
 
 
 def test_letters_are_told_by_one_pass(model: sd.Model):

@@ -1,7 +1,7 @@
 """Dynamic batch loading: a domain that lags gets more of the batch (Sheared-LLaMA, Xia et al. 2023)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, log
 
 from shallowdraft.models.decoder import Decoder
@@ -23,13 +23,16 @@ def rebalance(weights: Mapping[str, float], lag: Mapping[str, float]) -> dict[st
 class Balance:
     """When to measure how far each domain lags, and how."""
 
-    lag: Callable[[Decoder], Mapping[str, float]]
-    """Loss above its reference, by domain."""
+    losses: Callable[[Decoder], Mapping[str, float]]
+    """By domain."""
     every: int
     """Steps."""
+    reference: Mapping[str, float] = field(default_factory=dict)
+    """The losses that a domain is to come down to; 0 where there is none."""
 
-    def update(self, weights: Mapping[str, float], model: Decoder) -> dict[str, float]:
-        lag = {domain: value for domain, value in self.lag(model).items() if domain in weights}
-        share = sum(weights[domain] for domain in lag)  # a domain that cannot be measured keeps its weight
+    def update(self, weights: Mapping[str, float], losses: Mapping[str, float]) -> dict[str, float]:
+        """Return weights that follow from the losses of a model; a domain that cannot be measured keeps its own."""
+        lag = {domain: loss - self.reference.get(domain, 0.0) for domain, loss in losses.items() if domain in weights}
+        share = sum(weights[domain] for domain in lag)
         moved = rebalance({domain: weights[domain] / share for domain in lag}, lag)
         return dict(weights) | {domain: share * weight for domain, weight in moved.items()}

@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens, K heads. A guess's rank is its place among a head's guesses for one token, from 0.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -31,13 +32,16 @@ def train_heads(
     rows = min(rows, max(1, shop.validation_tokens // recipe.sequence))
     held_out = Batches(shop.store, part="val", rows=rows, sequence=recipe.sequence, seed=0, domains=domains)
     passes = max(1, shop.validation_tokens // (rows * recipe.sequence))
-    return heads, measure_heads(heads, target, held_out, passes)
+    return heads, measure_heads(heads, target, held_out, shop.count("measuring", passes))
 
 
 @torch.no_grad()
-def measure_heads(heads: Heads, target: Decoder, batches: Batches, count: int) -> dict[str, float]:
-    """Note the heads' chances; how often each one's first guess is right, and tokens an iteration with a tree."""
-    ranks = torch.cat([_ranks(heads, target, torch.from_numpy(batches.next())) for _ in range(count)])
+def measure_heads(heads: Heads, target: Decoder, batches: Batches, turns: Iterable[int]) -> dict[str, float]:
+    """Note the heads' chances; how often each one's first guess is right, and tokens an iteration with a tree.
+
+    A batch is read at each of the turns.
+    """
+    ranks = torch.cat([_ranks(heads, target, torch.from_numpy(batches.next())) for _ in turns])
     heads.chances = chances(ranks)
     tree = best_tree(heads.chances, NODES)
     emitted = iterations = 0

@@ -40,6 +40,7 @@ TRAVEL = 30.0  # how far log a could move in a run
 RAMP = 0.45  # share of the steps over which the constraint tightens
 FREEZE = 0.75  # share of the steps after which gates are 0 or 1
 GAP = 0.5  # between the last kept and the first dropped score
+FEWEST_STEPS = 20  # on fewer some shapes do not converge: under 11 many, at 13 one of the zoo target's
 
 
 class Masks(nn.Module):
@@ -109,7 +110,8 @@ class Masks(nn.Module):
             if gap < GAP:
                 raise TrainingError(
                     f"the masks did not converge: the last kept and the first dropped of {name} score only {gap:.2f} "
-                    f"apart, {GAP} is needed; train on more tokens, or prune by importance"
+                    f"apart, {GAP} is needed; train on more tokens, so that there are more steps ({FEWEST_STEPS} "
+                    "at least), or prune by importance"
                 )
 
     def cut(self) -> Cut:
@@ -131,6 +133,15 @@ class Masks(nn.Module):
             ffn.append(_kept(gates["ffn"][layer]) if "ffn" in gates else torch.arange(shape.ffn))
         hidden = _kept(gates["hidden"][0]) if "hidden" in gates else torch.arange(shape.d_model)
         return Cut(tuple(layers.tolist()), tuple(groups), tuple(heads), tuple(ffn), hidden)
+
+
+def require_enough_steps(steps: int) -> None:
+    """Raise where masks would hardly converge."""
+    if steps < FEWEST_STEPS:
+        raise OptionError(
+            f"learned masks would be trained on {steps} steps, and converge on {FEWEST_STEPS} at least; give more "
+            "--tokens or --mask-tokens, fewer --batch-tokens, or --method importance"
+        )
 
 
 def _kept(gates: Tensor) -> Tensor:

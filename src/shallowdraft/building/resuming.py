@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,14 @@ class RunState:
         self._description = dict(description)
         folder.mkdir(parents=True, exist_ok=True)
         self._board: Any = None
+        self._saved_s, self._saving_s = time.monotonic(), 0.0
+
+    def due(self, every_s: float, share: float) -> bool:
+        """Whether it is that long ago that it was saved, and saving takes no more than a share of the time."""
+        return time.monotonic() - self._saved_s >= max(every_s, self._saving_s / share)
 
     def save(self, step: int, best: float) -> None:
+        begin_s = time.monotonic()
         state = {
             "description": self._description,
             "step": step,
@@ -56,6 +63,8 @@ class RunState:
                     "make room and run the same command again, it goes on from the last state"
                 ) from None
         sharding.wait()
+        self._saved_s = time.monotonic()
+        self._saving_s = self._saved_s - begin_s
 
     def resume(self) -> tuple[int, float]:
         """Load what was saved, if anything; the step to go on with and the best loss so far."""

@@ -68,6 +68,15 @@ def mean(value: Tensor) -> float:
     return float(value) / processes()
 
 
+def agreed(value: bool, device: torch.device) -> bool:
+    """What the first process says."""
+    if processes() == 1:
+        return value
+    flag = torch.tensor(float(value and is_first()), device=device)
+    dist.all_reduce(flag)
+    return bool(flag)
+
+
 def average_gradients(module: nn.Module | None) -> None:
     """Of parameters that every process holds whole."""
     if processes() == 1 or module is None:

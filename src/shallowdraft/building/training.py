@@ -7,7 +7,7 @@ there to the very same weights.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.shapes import ModelShape
 
+SAVE_EVERY_S = 30.0
+SAVING_SHARE = 0.05  # of the time at most, where it is saved because time has passed
 DIVERGED = 2.0  # times the best loss so far
 PATIENCE = 20  # steps in a row before that counts
 VALIDATION_LOOKAHEAD = 5
@@ -113,8 +115,11 @@ def train(
     balance: Balance | None = None,
     compiled: bool = False,
     recompute: bool = False,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Train in place, going on from `folder` if it holds an unfinished run of the same kind; one record a step.
+
+    Saved are every `save_every`-th step, the first one after `SAVE_EVERY_S` seconds, and the last one taken before this
+    iterator is closed; of several processes the first one's clock counts, and closing saves nothing.
 
     `compiled` puts the loss through torch.compile; `recompute` saves memory by computing each block's activations
     again on the way back.
@@ -149,15 +154,23 @@ def train(
         details = job.end()
         if balance is not None and isinstance(model, Decoder) and (step + 1) % balance.every == 0:
             with job.active(model):
-                batches.weights = balance.update(batches.weights, model)
-            details |= {f"weight_{domain}": weight for domain, weight in batches.weights.items()}
+                losses = balance.losses(model)
+            batches.weights = balance.update(batches.weights, losses)
+            moved = {"loss": losses, "reference": balance.reference, "weight": batches.weights}
+            details |= {f"{name}_{domain}": value for name, values in moved.items() for domain, value in values.items()}
         done = (step + 1) * recipe.rows * recipe.sequence
         speed = recipe.rows * recipe.sequence / (time.perf_counter() - begin_s)
         record = Step(step + 1, recipe.steps, loss, norm, recipe.rate(step), done, speed, details)
         run.log(asdict(record))
-        if (step + 1 == recipe.steps) or ((step + 1) % recipe.save_every == 0 and not worse):
+        due = (step + 1) % recipe.save_every == 0 or sharding.agreed(run.due(SAVE_EVERY_S, SAVING_SHARE), model.device)
+        if saved := step + 1 == recipe.steps or (due and not worse):
             run.save(step + 1, best)
-        yield record
+        try:
+            yield record
+        except GeneratorExit:
+            if not saved and not worse and sharding.processes() == 1:
+                run.save(step + 1, best)
+            raise
     model.requires_grad_(False).eval()
 
 

@@ -1,8 +1,9 @@
 """From a parent to a trained draft: the stages that commands and recipes put together."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -31,12 +32,14 @@ class Workshop:
 
     store: TokenStore
     folder: Path
-    follow: Callable[[str, Iterator[Step]], None]
-    """Given a stage's name and its steps as they are done; must take them all."""
+    follow: Callable[[str, Generator[Step, None, None]], None]
+    """Given a stage's name and its steps as they are done; must take them all, or close them and raise."""
     domains: tuple[str, ...] | None = None
     """Domains of the store to train on; None means all."""
     generated_share: float = 0.5
     """Of every batch, the target's own text where the store has some beside the corpus."""
+    count: Callable[[str, int], Iterable[int]] = lambda _name, total: range(total)
+    """Given what is done and how many times, counts them and may show how far it is."""
     compiled: bool = False
     recompute: bool = False
     validation_tokens: int = 65536
@@ -77,13 +80,8 @@ class Workshop:
         """Weigh domains by how far a model's loss is above the target's, some times in a run."""
         held_out = Batches(self.store, part="val", rows=1, sequence=recipe.sequence, seed=0, domains=self.domains)
         domains = tuple(held_out.weights)
-        reference = self._losses(target, recipe.sequence, domains)
-
-        def lag(model: Decoder) -> dict[str, float]:
-            losses = self._losses(model, recipe.sequence, domains)
-            return {domain: losses[domain] - reference[domain] for domain in domains}
-
-        return Balance(lag, every=max(1, recipe.steps // BALANCE_TIMES))
+        losses = partial(self._losses, sequence=recipe.sequence, domains=domains)
+        return Balance(losses, max(1, recipe.steps // BALANCE_TIMES), reference=losses(target))
 
     def _losses(self, model: Decoder, sequence: int, domains: tuple[str, ...]) -> dict[str, float]:
         losses = {}

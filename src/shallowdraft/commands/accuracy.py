@@ -99,7 +99,7 @@ def show(
     console = table_console()
     for of_set, found in scores.items():
         chance = next(iter(found.values())).accuracy.chance
-        columns = ("draft", "accuracy", "by the byte", "loss", *([f"TAR at {lookahead}"] if tars else []))
+        columns = ("draft", "accuracy", "by the character", "loss", *([f"TAR at {lookahead}"] if tars else []))
         table = new_table(*columns, title=f"{of_set}; chance {chance:.0%}")
         for name, one in found.items():
             cells = [f"{x.value:.1%} ({x.interval[0]:.1%}–{x.interval[1]:.1%})" for x in (one.accuracy, one.normalised)]

@@ -111,7 +111,7 @@ class Distill(DistillingCommand):
     target: str
     """Checkpoint folder, hub id or zoo name of the model to agree with."""
 
-    def run(self) -> int:
+    def build(self) -> int:
         from shallowdraft.models.model import check_vocabulary, load
 
         require_decoder_only(self.target, self.draft)

@@ -45,7 +45,7 @@ class Export(Command):
 
     def run(self) -> int:
         from shallowdraft.export.engines import followed
-        from shallowdraft.export.export import export
+        from shallowdraft.export.export import START, export
 
         if self.dtype == "int8":
             raise OptionError("no other engine reads our int8; use float32, bfloat16 or float16")
@@ -60,7 +60,9 @@ class Export(Command):
         print(f"lookahead {advice.lookahead}{_known(advice)}")
         if by_batch := followed(self.engine, advice.by_batch):
             print("by batch size: " + ", ".join(f"{batch}: {d}" for batch, d in by_batch.items()))
-        print(f"start it: cd {shlex.quote(self.out)} && {made.command}")
+        print(f"start it: {shlex.quote(str(Path(self.out) / START))}")
+        print(f"which runs there: {made.command}")
+        print(f"{made.setup.variable}=/path/to/{made.setup.command[0]} names another {made.setup.command[0]}")
         return 0
 
     def _advice(self) -> "Advice":

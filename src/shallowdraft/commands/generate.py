@@ -48,9 +48,10 @@ class Generate(DraftCommand):
     """With --drafter medusa: what shallowdraft heads wrote. Default: the folder `heads` beside the target's weights."""
     skips: Name = None
     """With --drafter skip: what skip-search wrote. Default: the second half of the layers."""
-    acceptance: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
-    """Draft on only while the draft is sure enough, so that about this share of its tokens is kept; --lookahead is then
-    the most. Not on a GPU."""
+    min_confidence: Annotated[float | None, tyro.conf.arg(metavar="P")] = None
+    """Draft on only while the draft's own probability of its last token is at least P: one token
+    at least, --lookahead at most. `replay --min-confidence` tells what each P would keep. Not on a
+    GPU."""
     rule: Literal["token", "block"] = "token"
     """How drawn proposals are judged: token by token, or as a whole, which accepts more. Either is lossless."""
     lookahead: int | Literal["auto"] = 5
@@ -146,7 +147,7 @@ class Generate(DraftCommand):
         options: Options = {
             "drafter": self.drafter,
             "nodes": self.nodes,
-            "acceptance": self.acceptance,
+            "min_confidence": self.min_confidence,
             "rule": self.rule,
             "lookahead": self.lookahead,
             "max_new_tokens": self.max_new_tokens,

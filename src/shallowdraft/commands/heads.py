@@ -1,6 +1,5 @@
 """shallowdraft heads: train Medusa heads on a target."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +43,7 @@ class Heads(DistillingCommand):
             raise OptionError("heads are small and trained by one process; leave torchrun out")
         return device
 
-    def run(self) -> int:
+    def build(self) -> int:
         from shallowdraft.building.guesses import train_heads
         from shallowdraft.models.heads import save_heads
         from shallowdraft.models.model import load
@@ -55,14 +54,13 @@ class Heads(DistillingCommand):
         shop = self._with_generated(self.workshop(target.require_tokenizer()), target)
         self.begin()
         heads, measured = train_heads(shop, target.decoder, self.count, self.recipe(target.shape), self.objective)
+        about = {"target": self.target, "objective": self.objective, "tokens": self.tokens}
         figures = {name: round(value, 4) for name, value in measured.items()}
-        save_heads(
-            heads, Path(self.out), target=self.target, objective=self.objective, tokens=self.tokens, held_out=figures
+        self.conclude(
+            lambda: save_heads(heads, Path(self.out), **about, held_out=figures),
+            {"heads": self.count},
+            f"{self.count} heads on {self.target}",
+            measured,
         )
-        if self.json_output:
-            print(json.dumps({"out": self.out, "heads": self.count, **measured}))
-        else:
-            shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items())
-            print(f"{self.out}: {self.count} heads on {self.target}; held out: {shown}")
         say(f"shallowdraft generate --target {self.target} --drafter medusa --heads {self.out} uses them")
         return 0

@@ -27,7 +27,7 @@ class Pretrain(TrainingCommand):
     context: int = 2048
     """Longest text that the model is made for."""
 
-    def run(self) -> int:
+    def build(self) -> int:
         from shallowdraft.building import jobs, sharding
         from shallowdraft.building.training import fresh_decoder
         from shallowdraft.models.model import Model

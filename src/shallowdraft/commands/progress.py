@@ -4,14 +4,20 @@ It is drawn only when something is done, never by a thread of its own: nothing m
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 LOG_EVERY_S = 30
 DRAW_EVERY_S = 0.1
 
 
-def follow(name: str, done: Iterator[int], total: int) -> None:
+def follow(name: str, done: Iterable[int], total: int) -> None:
     """Take an iterator of how much is done to its end."""
+    for _ in shown(name, done, total):
+        pass
+
+
+def shown(name: str, done: Iterable[int], total: int) -> Iterator[int]:
+    """Hand on how much is done, and show it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,9 +25,9 @@ def follow(name: str, done: Iterator[int], total: int) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     every_s = DRAW_EVERY_S if console.is_terminal else LOG_EVERY_S
     due_s = time.monotonic() + (0 if console.is_terminal else every_s)
-    shown = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
     try:
-        with shown as progress:
+        with bar as progress:
             task = progress.add_task(name, total=total)
             for count in done:
                 due = time.monotonic() >= due_s
@@ -29,6 +35,7 @@ def follow(name: str, done: Iterator[int], total: int) -> None:
                 if due and not console.is_terminal:
                     console.print(f"{name}: {count} of {total}", style="dim")
                 due_s = time.monotonic() + every_s if due else due_s
+                yield count
     except KeyboardInterrupt:
         console.print("what is done is kept; the same command goes on", style="dim")
         raise

@@ -13,6 +13,7 @@ from shallowdraft.errors import OptionError
 from shallowdraft.portable import require_portable
 
 if TYPE_CHECKING:
+    from shallowdraft.building.training import Recipe
     from shallowdraft.building.workshop import Workshop
     from shallowdraft.models.decoder import Decoder
 
@@ -42,11 +43,13 @@ class Prune(DistillingCommand):
 
     def run(self) -> int:
         if not self.dry_run:
-            return self._run()
+            return super().run()
         with tempfile.TemporaryDirectory() as folder:
-            return replace(self, out=folder)._run()
+            return replace(self, out=folder).build()
 
-    def _run(self) -> int:
+    def build(self) -> int:
+        from shallowdraft.building.masks import require_enough_steps
+        from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.model import load
 
         if not (0 <= self.probe <= 1 and 0 < self.mask_tokens <= 1):
@@ -54,6 +57,8 @@ class Prune(DistillingCommand):
         self.require_float32()
         require_decoder_only(self.parent)
         wanted, child = self._shapes()
+        if self.method == "learned":
+            require_enough_steps(self._recipe_for_masks(read_shape(find_folder(self.parent))).steps)
         device = self.start()
         parent = load(self.parent, "float32", device, trainable=True)
         self._say_costs(parent.shape, child)
@@ -81,6 +86,9 @@ class Prune(DistillingCommand):
     @property
     def _tokens_for_masks(self) -> int:
         return round(self.tokens * self.mask_tokens) if self.method == "learned" else 0
+
+    def _recipe_for_masks(self, parent: shapes.ModelShape) -> "Recipe":
+        return replace(self.recipe(parent), tokens=self._tokens_for_masks)  # it is the parent that is trained
 
     def _say_costs(self, parent: shapes.ModelShape, child: shapes.ModelShape) -> None:
         say(
@@ -128,5 +136,4 @@ class Prune(DistillingCommand):
         if self.method == "importance":
             recipe = self.recipe(wanted)
             return prune_by_importance(shop, parent, wanted, recipe, objective=self.objective, probe=self.probe)
-        recipe = replace(self.recipe(parent.shape), tokens=self._tokens_for_masks)  # it is the parent that is trained
-        return prune_by_masks(shop, parent, wanted, recipe, objective=self.objective)
+        return prune_by_masks(shop, parent, wanted, self._recipe_for_masks(parent.shape), objective=self.objective)

@@ -36,11 +36,17 @@ class Replay(ClusterCommand):
     """Also find the token tree of so many nodes that keeps most of each draft's choices, for --drafter tree."""
     tree: Name = None
     """With --nodes and one draft: file for the tree, for generate --tree."""
+    min_confidence: Annotated[tuple[float, ...], tyro.conf.arg(metavar="P")] = ()
+    """Also find what generate --min-confidence P would keep, for each of these P: the draft drafts at every place."""
+    lookahead: int = 5
+    """With --min-confidence: the most tokens of a proposal."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print {"drafts": [{"name", "tar", "tar_interval", "acceptance_by_position", "sets", "prompts"}, …]}; with --nodes
-    each has a "tree" {"parents", "tar"}."""
+    each has a "tree" {"parents", "tar"}, with --min-confidence a "confidence" [{"min_confidence", "acceptance_rate",
+    "drafted", "tar", …}, …]."""
 
     def run(self) -> int:
+        from shallowdraft.decoding.generation import MAX_LOOKAHEAD
         from shallowdraft.models.tree import MOST_NODES
         from shallowdraft.replay.traces import read_trace
 
@@ -48,13 +54,16 @@ class Replay(ClusterCommand):
             raise OptionError("give --draft with one or more checkpoints")
         if self.nodes is not None and not 1 <= self.nodes <= MOST_NODES:
             raise OptionError(f"--nodes is {self.nodes}; a tree has 1 to {MOST_NODES}")
+        if wrong := [least for least in self.min_confidence if not 0 <= least <= 1]:
+            raise OptionError(f"--min-confidence is {wrong[0]:g}; it is a probability, from 0 to 1")
+        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
+            raise OptionError(f"--lookahead is {self.lookahead}; it must be 1 to {MAX_LOOKAHEAD}")
         if self.tree is not None and (self.nodes is None or len(self.draft) > 1):
             raise OptionError("--tree goes with --nodes and one --draft")
         self.set_threads()
         trace = read_trace(Path(self.trace))
         results = dict(self.executor().map(partial(self._replay, trace), self.draft))
-        found, failed = [], 0
-        trees: "dict[str, Record]" = {}
+        acceptances, more, failed = [], {}, 0
         for number, name in enumerate(self.draft):
             result = results[number]
             if isinstance(result, ShallowdraftError):
@@ -63,33 +72,38 @@ class Replay(ClusterCommand):
                 failed += 1
                 print(f"error: {result}", file=sys.stderr)
                 continue
-            found.append(result[0])
-            if result[1]:
-                trees[name] = result[1]
+            acceptances.append(result[0])
+            more[name] = result[1]
         if self.tree is not None:
-            Path(self.tree).write_text(json.dumps(trees[self.draft[0]]) + "\n", encoding="utf-8")
+            Path(self.tree).write_text(json.dumps(more[self.draft[0]]["tree"]) + "\n", encoding="utf-8")
         if self.json_output:
-            more = {name: {"tree": one} for name, one in trees.items()}
-            print(json.dumps({"drafts": [one.to_json() | more.get(one.draft, {}) for one in found]}))
-        elif found:
-            _show(found)
-            for name, one in trees.items():
-                print(f"{name}: a tree of {self.nodes} nodes, {one['depth']} deep, has TAR {one['tar']:.2f}")
+            print(json.dumps({"drafts": [one.to_json() | more[one.draft] for one in acceptances]}))
+        elif acceptances:
+            _show(acceptances)
+            for name, extra in more.items():
+                if tree := extra.get("tree"):
+                    print(f"{name}: a tree of {self.nodes} nodes, {tree['depth']} deep, has TAR {tree['tar']:.2f}")
+                if "confidence" in extra:
+                    _show_confidence(name, self.lookahead, extra["confidence"])
         return 2 if failed else 0
 
-    def _replay(self, trace: "Trace", name: str) -> "tuple[Acceptance, Record | None] | ShallowdraftError":
-        """Of one draft: acceptance and, if it is wanted, a tree; or why there is none."""
+    def _replay(self, trace: "Trace", name: str) -> "tuple[Acceptance, Record] | ShallowdraftError":
+        """Return a draft's acceptance, with the tree and the confidences that are wanted; or why there is none."""
         from shallowdraft.replay.acceptance import replay
+        from shallowdraft.replay.confidence import replay_confidences
         from shallowdraft.replay.ranks import replay_ranks
 
-        best = None
+        more: "Record" = {}
         try:
             draft = self.load_draft(name)
             if self.nodes is not None:
                 ranks = replay_ranks(draft, trace)
                 tree = ranks.tree(self.nodes)
-                best = {"parents": tree.parents, "depth": tree.depth, "tar": ranks.tar(tree)}
-            return replay(draft, trace), best
+                more["tree"] = {"parents": tree.parents, "depth": tree.depth, "tar": ranks.tar(tree)}
+            if self.min_confidence:
+                confident = replay_confidences(draft, trace, self.lookahead, self.min_confidence)
+                more["confidence"] = [one.to_json() for one in confident]
+            return replay(draft, trace), more
         except ShallowdraftError as error:
             return error
 
@@ -104,4 +118,15 @@ def _show(found: "list[Acceptance]") -> None:
     for one in sorted(found, key=lambda one: -one.tar()[5]):
         low, high = one.tar_interval()[5]
         table.add_row(one.draft, *(f"{one.tar()[d]:.2f}" for d in SHOWN), f"{low:.2f}–{high:.2f}")
+    table_console().print(table)
+
+
+def _show_confidence(draft: str, lookahead: int, rows: "list[Record]") -> None:
+    from shallowdraft.commands.tables import new_table, table_console
+
+    title = f"{draft}, at most {lookahead} tokens, as long as each is this sure"
+    table = new_table("min confidence", "drafted an iteration", "accepted", "TAR", title=title)
+    for row in rows:
+        figures = f"{row['drafted']:.2f}", f"{row['acceptance_rate']:.0%}", f"{row['tar']:.2f}"
+        table.add_row(f"{row['min_confidence']:g}", *figures)
     table_console().print(table)

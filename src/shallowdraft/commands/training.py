@@ -3,13 +3,16 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from shallowdraft.commands.interruption import noted, obey
 from shallowdraft.commands.options import ModelCommand, Rate
 from shallowdraft.errors import OptionError
 
@@ -31,7 +34,8 @@ SWEEP_SHARE = 0.1  # of the tokens, for each
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCommand(ModelCommand):
-    """What every command takes that trains. Killed or interrupted, the same command goes on where it stopped.
+    """What every command takes that trains. Killed or interrupted, the same command goes on where it stopped; where it
+    is done it says so again.
 
     Under `torchrun --nproc-per-node N -m shallowdraft …` the work is shared by N processes.
     """
@@ -58,6 +62,15 @@ class TrainingCommand(ModelCommand):
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the result as one JSON object and nothing else on stdout."""
 
+    def run(self) -> int:
+        if (Path(self.out) / "config.json").exists():
+            return self._say_again()
+        return self.build()
+
+    @abstractmethod
+    def build(self) -> int:
+        """Train, measure and `finish`."""
+
     @property
     def work(self) -> Path:
         return Path(self.out) / "training"
@@ -82,8 +95,6 @@ class TrainingCommand(ModelCommand):
 
         self.recipe()
         self.set_threads()
-        if (Path(self.out) / "config.json").exists():
-            raise OptionError(f"{self.out} already holds a model; name another folder")
         device = sharding.join(resolve_device(self.device))
         self._require_same_run()
         return device
@@ -106,26 +117,45 @@ class TrainingCommand(ModelCommand):
         """Whether what lies in the work folder is this run's."""
         return self._record.exists()
 
+    def _changed(self) -> str:
+        """The options that the run in the output folder, if there is one, was started with and this one was not."""
+        if not self.resumes:
+            return ""
+        begun = json.loads(self._record.read_text(encoding="utf-8"))
+        if set(begun) != set(self._options):
+            return "another command"
+        changed = [name for name, value in self._options.items() if value != begun[name]]
+        return ", ".join(f"--{name.replace('_', '-')} {begun[name]}" for name in changed)
+
     def _require_same_run(self) -> None:
         """An unfinished run in the output folder must have been started with the same options."""
-        if not self.resumes:
-            return
-        begun = json.loads(self._record.read_text(encoding="utf-8"))
-        if changed := [name for name, value in self._options.items() if value != begun.get(name)]:
-            was = ", ".join(f"--{name.replace('_', '-')} {begun.get(name)}" for name in changed)
+        if was := self._changed():
             raise OptionError(
                 f"{self.out} holds an unfinished run that was started with {was}; use the same options to go on, "
                 "or name another folder"
             )
+
+    @property
+    def _result(self) -> Path:
+        """What `finish` said of the run; there before the model is."""
+        return self.work / "result.json"
+
+    def _say_again(self) -> int:
+        """The model is there: say what came of it, if it is this run's."""
+        changed = self._changed()
+        if changed or not self._result.exists():
+            made = f", made with {changed}" if changed else ""
+            raise OptionError(f"{self.out} already holds a model{made}; name another folder")
+        say(f"{self.out} is done")
+        self._say(json.loads(self._result.read_text(encoding="utf-8")))
+        return 0
 
     def begin(self) -> None:
         """Nothing stands in the way of training: from here on the work folder is this run's."""
         from shallowdraft.building import sharding
 
         if sharding.is_first():
-            partial = self._record.with_suffix(".partial")
-            partial.write_text(json.dumps(self._options, indent=2) + "\n", encoding="utf-8")
-            partial.replace(self._record)
+            _write_whole(self._record, self._options)
 
     def workshop(self, tokenizer: Any) -> "Workshop":
         from shallowdraft.building.corpus import Batches
@@ -136,7 +166,7 @@ class TrainingCommand(ModelCommand):
         judged = Batches(store, part="val", rows=1, sequence=self.sequence, seed=0).weights
         if silent := [domain for domain in store.domains if domain not in judged]:
             say(f"{', '.join(silent)}: too little held-out text for sequences of {self.sequence}, not in the figures")
-        return Workshop(store, self.work, follow, compiled=self.compile, recompute=self.recompute)
+        return Workshop(store, self.work, follow, count=count, compiled=self.compile, recompute=self.recompute)
 
     def store(self, tokenizer: Any) -> "TokenStore":
         """The corpus in tokens: made once, kept in the work folder."""
@@ -155,22 +185,54 @@ class TrainingCommand(ModelCommand):
 
     def finish(self, model: "Model", measured: dict[str, float]) -> int:
         """Save the model and say what came of it."""
+        about = {"shape": str(model.shape), "parameters": model.shape.parameters}
+        said = f"{model.shape}, {model.shape.parameters:,} parameters"
+        return self.conclude(lambda: model.save(self.out), about, said, measured)
+
+    def conclude(self, save: "Callable[[], None]", about: dict[str, Any], said: str, measured: dict[str, float]) -> int:
+        """Save what was trained and say what it is and what it measures: the same if it is asked for once more."""
         from shallowdraft.building import sharding
 
         if sharding.is_first():
-            model.save(self.out)
-            if self.json_output:
-                parameters = model.shape.parameters
-                print(json.dumps({"out": self.out, "shape": str(model.shape), "parameters": parameters, **measured}))
-            else:
-                values = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items())
-                print(f"{self.out}: {model.shape}, {model.shape.parameters:,} parameters; held out: {values}")
+            result = {"about": about, "said": said, "measured": measured}
+            _write_whole(self._result, result)
+            save()
+            self._say(result)
         sharding.leave()
         return 0
 
+    def _say(self, result: dict[str, Any]) -> None:
+        from shallowdraft.building import sharding
 
-def follow(name: str, steps: "Iterator[Step]") -> None:
-    """A line of progress on stderr; into a log, a new one now and then."""
+        if not sharding.is_first():
+            return
+        measured = result["measured"]
+        if self.json_output:
+            print(json.dumps({"out": self.out} | result["about"] | measured))
+            return
+        values = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items())
+        print(f"{self.out}: {result['said']}; held out: {values}")
+
+
+def _write_whole(path: Path, value: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def count(name: str, total: int) -> "Iterable[int]":
+    """Numbers up to a total, with a line of progress on stderr."""
+    from shallowdraft.building import sharding
+    from shallowdraft.commands.progress import shown
+
+    return shown(name, range(total), total) if sharding.is_first() else range(total)
+
+
+def follow(name: str, steps: "Generator[Step, None, None]") -> None:
+    """A line of progress on stderr; into a log, a new one now and then.
+
+    Ctrl-C and SIGTERM wait for the end of a step.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -179,18 +241,26 @@ def follow(name: str, steps: "Iterator[Step]") -> None:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     said_s = time.monotonic()
+    # Several processes must stop after the same step, and none knows what others were told.
+    noting: AbstractContextManager[list[int]] = noted() if sharding.processes() == 1 else nullcontext([])
     try:
-        with Progress(*columns, console=console, disable=not sharding.is_first()) as progress:
+        with (
+            noting as told,
+            Progress(*columns, console=console, disable=not sharding.is_first()) as progress,
+        ):
             task = progress.add_task(name)
-            for count, step in enumerate(steps, 1):
-                if count == 1 and step.step > 1:
+            for number, step in enumerate(steps, 1):
+                if number == 1 and step.step > 1:
                     say(f"{name}: going on after step {step.step - 1}")
                 state = f"{name}: loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s"
                 progress.update(task, total=step.steps, completed=step.step, description=state)
                 if not console.is_terminal and time.monotonic() - said_s > LOG_EVERY_S:
                     said_s = time.monotonic()
                     say(f"{state}, step {step.step} of {step.steps}")
-    except KeyboardInterrupt:
+                if told:
+                    steps.close()
+                    obey(told[0])
+    except (KeyboardInterrupt, SystemExit):
         say("the same command goes on from the last saved state")
         raise
 

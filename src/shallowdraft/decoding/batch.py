@@ -154,6 +154,6 @@ class Batch:
         return slots_for([longest], self._way.longest_lookahead, self._target.device)
 
     def _new_reader(self) -> Engine:
-        drafter = new_drafter(self._target, self._way, None)
+        drafter = new_drafter(self._target, self._way)
         slots = self._slots(self._longest)
         return Engine(self._target.decoder, drafter, Sampling(), [[0]], [self._longest], slots=slots)

@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.pace import Confidence
 from shallowdraft.decoding.sampling import Sampling, Samplings, draw, drawn, in_vocabulary, probabilities, without
 from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
@@ -157,7 +156,12 @@ def copied(tokens: Tensor, length: Tensor, count: int) -> Tensor:
 
 
 class ModelDrafter:
-    """A smaller model that decodes ahead with a cache of its own, as far as it may or as long as it is confident."""
+    """A smaller model that decodes ahead with a cache of its own, as far as it may or as long as it is confident.
+
+    With `min_confidence` it goes on only while its own probability of its last token is at least
+    that, in some row. That token is proposed all the same: to leave out a token because of what was
+    drawn would change the law of the text.
+    """
 
     def __init__(
         self,
@@ -165,9 +169,9 @@ class ModelDrafter:
         lookahead: int,
         sampling: Sampling,
         target_vocab: int,
-        confidence: Confidence | None = None,
+        min_confidence: float | None = None,
     ) -> None:
-        self.decoder, self.lookahead, self.confidence = decoder, lookahead, confidence
+        self.decoder, self.lookahead, self.min_confidence = decoder, lookahead, min_confidence
         self.sampling: Sampling | Samplings = sampling
         self.nodes = lookahead
         self._vocab = target_vocab
@@ -189,10 +193,10 @@ class ModelDrafter:
         steps = uniforms.shape[1]
         assert self.cache is not None
         greedy = self.sampling.greedy
-        if greedy and self.confidence is None:
+        if greedy and self.min_confidence is None:
             proposed, best = self.decoder.decode(tokens, positions, self.cache, state.span, steps, self._vocab)
             return Proposal(proposed, None, best)
-        drafted, largest, laws = [], [], []
+        drafted, largest, laws, confidence = [], [], [], []
         for step in range(steps):
             hidden = self.decoder(tokens, positions, self.cache, state.span)
             logits = self.decoder.head(hidden[:, -1])
@@ -205,10 +209,13 @@ class ModelDrafter:
             drafted.append(token)
             largest.append(best)
             tokens, positions = token[:, None], positions[:, -1:] + 1
-            if self.confidence and bool((law.gather(1, tokens) < self.confidence.threshold).all()):
-                break
+            if self.min_confidence is not None:
+                confidence.append(law.gather(1, tokens))
+                if bool((confidence[-1] < self.min_confidence).all()):
+                    break
         q = None if greedy else torch.stack(laws, 1)
-        return Proposal(torch.stack(drafted, 1), q, torch.stack(largest, 1))
+        sure = torch.cat(confidence, 1) if confidence else None
+        return Proposal(torch.stack(drafted, 1), q, torch.stack(largest, 1), confidence=sure)
 
     def _unread(self, state: State, missed: int) -> tuple[Tensor, Tensor]:
         # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
@@ -231,9 +238,9 @@ class SkipDrafter(ModelDrafter):
         skips: Collection[int],
         lookahead: int,
         sampling: Sampling,
-        confidence: Confidence | None = None,
+        min_confidence: float | None = None,
     ) -> None:
-        super().__init__(target.skipping(skips), lookahead, sampling, target.shape.vocab, confidence)
+        super().__init__(target.skipping(skips), lookahead, sampling, target.shape.vocab, min_confidence)
 
     def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
         self.cache = cache

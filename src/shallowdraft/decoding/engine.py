@@ -15,7 +15,7 @@ from torch import Tensor
 from shallowdraft.decoding.clock import new_clock
 from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
 from shallowdraft.decoding.noise import Noise
-from shallowdraft.decoding.pace import Confidence, Pace
+from shallowdraft.decoding.pace import Pace
 from shallowdraft.decoding.sampling import Sampling, Samplings
 from shallowdraft.decoding.state import State, fill, new_source, new_state
 from shallowdraft.decoding.verification import Proposal, Rule, Verdict, verify, verify_choice
@@ -39,7 +39,7 @@ class Engine:
         prompts: list[list[int]],
         limits: list[int],
         draft_context: int | None = None,
-        pace: Pace | Confidence | None = None,
+        pace: Pace | None = None,
         rule: Rule = "token",
         sources: list[list[int]] | None = None,
         slots: int | None = None,
@@ -70,7 +70,7 @@ class Engine:
         prompts: list[list[int]],
         limits: list[int],
         seed: int,
-        pace: Pace | Confidence | None,
+        pace: Pace | None,
         sources: list[list[int]] | None = None,
         streams: Sequence[int] | None = None,
     ) -> None:

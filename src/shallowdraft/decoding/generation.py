@@ -17,7 +17,7 @@ from shallowdraft.decoding.drafters import (
     early_exit,
 )
 from shallowdraft.decoding.engine import UNSOUND, Engine
-from shallowdraft.decoding.pace import LONGEST, Confidence, Pace
+from shallowdraft.decoding.pace import LONGEST, Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import slots_for, source_slots_for
 from shallowdraft.decoding.statistics import Statistics, Times
@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
     tree: Tree | None
     skips: Sequence[int] | None
     heads: Heads | None
-    acceptance: float | None
+    min_confidence: float | None
     rule: Rule
     max_new_tokens: int
     temperature: float
@@ -73,7 +73,7 @@ class Settings:
     tree: Tree | None = None
     skips: Sequence[int] | None = None
     heads: Heads | None = None
-    acceptance: float | None = None
+    min_confidence: float | None = None
     rule: Rule = "token"
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -104,19 +104,21 @@ class Settings:
             raise OptionError("a tree is for the tree and medusa drafters")
         if self.drafter in BRANCHING:
             self._check_tree()
-        if self.acceptance is not None:
-            self._check_acceptance()
+        if self.min_confidence is not None:
+            self._check_confidence()
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number of at least 1")
         _ = self.sampling  # checks the rest
         if isinstance(self.stop, str) or "" in self.stop:
             raise OptionError("stop must be a list of strings, none of them empty")
 
-    def _check_acceptance(self) -> None:
-        if not isinstance(self.acceptance, int | float) or not 0 < self.acceptance < 1:
-            raise OptionError(f"acceptance is {self.acceptance!r}; it must be above 0 and below 1")
+    def _check_confidence(self) -> None:
+        if not isinstance(self.min_confidence, int | float) or not 0 <= self.min_confidence <= 1:
+            raise OptionError(f"min_confidence is {self.min_confidence!r}; it is a probability, from 0 to 1")
         if self.drafter not in ("model", "skip") or self.lookahead == "auto":
-            raise OptionError("acceptance is for the model and skip drafters, with a lookahead in numbers: the longest")
+            raise OptionError(
+                "min_confidence is for the model and skip drafters, with a lookahead in numbers: the longest"
+            )
 
     def _check_tree(self) -> None:
         if self.lookahead == "auto" or self.rule != "token":
@@ -202,9 +204,10 @@ def generate(
     "several": it draws as many chains as `nodes` allows. "skip": no draft, the target without the parts that `skips`
     names, 2 i for the attention of layer i and 2 i + 1 for its FFN, by default the second half of its layers. "ngram":
     no draft, the text itself proposes where it repeats, on a CPU by how many match. "medusa": no draft, `heads`
-    on the target (sd.load_heads) propose a tree of `nodes`, no deeper than there are heads. acceptance=None (a share):
-    a draft, or "skip", goes on only while it is sure enough for so much of what it proposes to be kept. rule="token"
-    ("block": drawn proposals are judged as a whole, which accepts more).
+    on the target (sd.load_heads) propose a tree of `nodes`, no deeper than there are heads. min_confidence=None (a
+    probability): a draft, or "skip", goes on only while its own probability of its last token is at least that, in a
+    batch in some row; `lookahead` is then the longest proposal. rule="token" ("block": drawn proposals are judged as a
+    whole, which accepts more).
     """
     single = _is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
@@ -431,10 +434,10 @@ def _engine(
 ) -> Engine:
     """A new engine, or on a GPU one that has captured such iterations before."""
     draft = settings.draft
-    if settings.acceptance is not None and target.device.type == "cuda":
-        raise OptionError("acceptance is not there on a GPU, where an iteration never waits; use lookahead auto")
-    pace = _pace(settings)
-    drafter = new_drafter(target, settings, pace if isinstance(pace, Confidence) else None)
+    if settings.min_confidence is not None and target.device.type == "cuda":
+        raise OptionError("min_confidence is not there on a GPU, where an iteration never waits; use lookahead auto")
+    pace = Pace() if settings.speculative and settings.lookahead == "auto" else None
+    drafter = new_drafter(target, settings)
     slots = slots_for(limits, drafter.nodes, target.device)
     kind = _kind(settings, len(prompts), slots, source_slots_for(sources, target.device))
     kept: Engine | None = target.decoder.kept.pop(kind, None)
@@ -463,22 +466,13 @@ def _kind(settings: Settings, rows: int, slots: int, source_slots: int) -> tuple
     return proposer, settings.drafter, settings.nodes, settings.tree, skips, *fixed, rows, slots, source_slots
 
 
-def _pace(settings: Settings) -> Pace | Confidence | None:
-    """What chooses lookaheads, if any does."""
-    if not settings.speculative:
-        return None
-    if settings.acceptance is not None:
-        return Confidence(settings.acceptance, settings.longest_lookahead)
-    return Pace() if settings.lookahead == "auto" else None
-
-
-def new_drafter(target: Model, settings: Settings, confidence: Confidence | None) -> Drafter:
+def new_drafter(target: Model, settings: Settings) -> Drafter:
     draft, lookahead = settings.draft, settings.longest_lookahead
     if settings.drafter == "ngram":
         return NgramDrafter(lookahead, settings.sampling, target.shape.vocab, whole=settings.whole)
     if settings.drafter == "skip":
         skips = early_exit(target.shape.layers) if settings.skips is None else settings.skips
-        return SkipDrafter(target.decoder, skips, lookahead, settings.sampling, confidence)
+        return SkipDrafter(target.decoder, skips, lookahead, settings.sampling, settings.min_confidence)
     if settings.drafter == "medusa":
         if settings.heads is None:
             raise OptionError("the medusa drafter needs heads on the target; give those that sd.load_heads returns")
@@ -500,4 +494,4 @@ def new_drafter(target: Model, settings: Settings, confidence: Confidence | None
         independent = settings.drafter == "several"
         tree, sampling = settings.shape_of_tree(min(target.shape.vocab, draft.shape.vocab)), settings.sampling
         return TreeDrafter(draft.decoder, tree, sampling, target.shape.vocab, independent=independent)
-    return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab, confidence)
+    return ModelDrafter(draft.decoder, lookahead, settings.sampling, target.shape.vocab, settings.min_confidence)

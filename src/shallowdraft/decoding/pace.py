@@ -13,7 +13,6 @@ BETTER = 1.03  # how much faster another lookahead must look to be taken
 LOOK_AROUND = 16  # iterations after which a neighbour is tried
 TRIES = 3  # iterations, when it is
 STALE = 0.2  # weight of what was known of acceptance before a pause
-STRICTER = 0.02  # how much surer a draft must be after an iteration of which too little was kept
 PATIENCE = (8, 64)  # plain iterations before speculation is tried again, doubled each time it did not pay
 
 
@@ -93,25 +92,3 @@ class Pace:
         elif self._age % LOOK_AROUND == 0:
             other = self._current + (1 if self._age // LOOK_AROUND % 2 else -1)
             self._planned = [min(max(other, 0), self.longest)]
-
-
-class Confidence:
-    """How sure a draft must be of its last token to go on; adapts until the wanted share of what it proposes is kept.
-
-    As in Draft & Verify (Zhang et al. 2023): where too little is kept it must be surer, else it may be less so.
-    A token that was drawn is proposed however unsure it was: leaving it out would change the law of the text.
-    """
-
-    def __init__(self, wanted: float, longest: int) -> None:
-        self.threshold = 0.6
-        self._wanted, self._longest, self._kept = wanted, longest, wanted
-
-    def choose(self) -> int:
-        return self._longest
-
-    def learn(self, lookahead: int, accepted: Sequence[int], seconds: float) -> None:
-        """Take in one iteration: how much was proposed, and the draft tokens kept in each row."""
-        if lookahead:
-            self._kept = 0.5 * self._kept + 0.5 * sum(accepted) / (lookahead * len(accepted))
-            step = STRICTER if self._kept < self._wanted else 0.0 if lookahead == self._longest else -STRICTER
-            self.threshold = min(max(self.threshold + step, 0.0), 1.0)

@@ -32,6 +32,8 @@ class Proposal:
     one after the other, none twice."""
     independent: bool = False
     """Whether the tree is several chains, each drawn without a look at the others."""
+    confidence: Tensor | None = None
+    """[B, d] the draft's own probability of each token, where it is asked for."""
 
 
 @dataclass(frozen=True)

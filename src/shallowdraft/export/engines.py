@@ -33,13 +33,51 @@ _GENERATE = (
 )
 
 
+PYTHON = "python3"
+VARIABLES = {PYTHON: "PYTHON", "vllm": "VLLM", "trtllm-serve": "TRTLLM_SERVE", "llama-server": "LLAMA_SERVER"}
+"""What names another program for one of ours."""
+
+_SCRIPT = """\
+#!/bin/sh
+# Started with another {program}: {variable}=/path/to/{program} ./start.sh
+program=$(command -v "${{{variable}:-{program}}}") || {{
+    echo "$0: there is no ${{{variable}:-{program}}} here; {install}, or name one: {variable}=/path/to/{program} $0" >&2
+    exit 127
+}}
+case $program in /*) ;; *) program=$PWD/$program ;; esac
+{check}cd "$(dirname "$0")" && exec "$program" {arguments} "$@"
+"""
+_CHECK = """\
+"$program" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("{package}") is None)' || {{
+    echo "$0: $program has no {package}; {install}, or name another one: {variable}=/path/to/{program} $0" >&2
+    exit 127
+}}
+"""
+
+
 @dataclass(frozen=True)
 class Setup:
     """How an engine is started."""
 
     command: list[str]
+    install: str
+    """What to do where it is not there."""
     files: dict[str, str] = field(default_factory=dict)
     """Settings, by name of file."""
+    package: str | None = None
+    """What a command of Python's imports."""
+
+    @property
+    def variable(self) -> str:
+        """What names another program than the command's first word."""
+        return VARIABLES[self.command[0]]
+
+    def script(self) -> str:
+        """The command as a shell script beside the settings, which says so where the engine is not there."""
+        program, *arguments = self.command
+        words = {"program": program, "variable": self.variable, "install": self.install, "package": self.package}
+        check = _CHECK.format(**words) if self.package else ""
+        return _SCRIPT.format(**words, check=check, arguments=shlex.join(arguments))
 
 
 def setup(engine: Engine, target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
@@ -53,7 +91,8 @@ def setup(engine: Engine, target: str, lookahead: int, by_batch: dict[int, int])
         return _trtllm(target, lookahead, by_batch)
     if engine == "llama.cpp":
         return _llama_cpp(target, lookahead)
-    return Setup(["python", "-c", _GENERATE.format(target=target, draft=DRAFT)])
+    command = [PYTHON, "-c", _GENERATE.format(target=target, draft=DRAFT)]
+    return Setup(command, "pip install transformers torch", package="transformers")
 
 
 def followed(engine: Engine, by_batch: dict[int, int]) -> dict[int, int]:
@@ -75,7 +114,8 @@ def _vllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
     if by_batch:
         config["num_speculative_tokens_per_batch_size"] = _ranges(by_batch)
     text = json.dumps(config)
-    return Setup(["vllm", "serve", target, "--speculative-config", text], {"speculative.json": text + "\n"})
+    command = ["vllm", "serve", target, "--speculative-config", text]
+    return Setup(command, "pip install vllm", {"speculative.json": text + "\n"})
 
 
 def _ranges(by_batch: dict[int, int]) -> list[tuple[int, int, int]]:
@@ -94,7 +134,8 @@ def _sglang(target: str, lookahead: int) -> Setup:
         "speculative-num-draft-tokens": lookahead + 1,  # with the text's last token
         "enable-metrics": True,
     }
-    return Setup(["python", "-m", "sglang.launch_server", "--config", "sglang.yaml"], {"sglang.yaml": _yaml(options)})
+    command = [PYTHON, "-m", "sglang.launch_server", "--config", "sglang.yaml"]
+    return Setup(command, "pip install sglang", {"sglang.yaml": _yaml(options)}, "sglang")
 
 
 def _trtllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
@@ -103,13 +144,15 @@ def _trtllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
         config["max_draft_len"] = by_batch[1]
         config["draft_len_schedule"] = {end: d for _, end, d in _ranges(by_batch)}
     options = {"speculative_config": config, "disable_overlap_scheduler": True}
-    return Setup(["trtllm-serve", target, "--config", "trtllm.yaml"], {"trtllm.yaml": _yaml(options)})
+    command = ["trtllm-serve", target, "--config", "trtllm.yaml"]
+    return Setup(command, "pip install tensorrt_llm", {"trtllm.yaml": _yaml(options)})
 
 
 def _llama_cpp(target: str, lookahead: int) -> Setup:
     speculation = {"--spec-type": "draft-simple", "--spec-draft-n-max": lookahead, "--spec-draft-n-min": 0}
     given = {"-m": target, "-md": DRAFT + GGUF} | speculation | {"--spec-draft-p-min": 0}  # 0: draft all of it
-    return Setup(["llama-server", *(str(part) for pair in given.items() for part in pair)])
+    command = ["llama-server", *(str(part) for pair in given.items() for part in pair)]
+    return Setup(command, "install llama.cpp")
 
 
 def _yaml(options: object) -> str:

@@ -74,8 +74,7 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
         (folder / ABOUT).write_text(json.dumps(about | settled, indent=2) + "\n", encoding="utf-8")
         for name, text in made.files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        start = f'#!/bin/sh\ncd "$(dirname "$0")" && exec {line(made)} "$@"\n'
-        (folder / START).write_text(start, encoding="utf-8")
+        (folder / START).write_text(made.script(), encoding="utf-8")
         _make_executable(folder / START)
 
     _at_once(out, write)

@@ -1,7 +1,7 @@
 """Task accuracy by the likelihood of choices, as lm-evaluation-harness defines it, and what it says about TAR.
 
 MMLU: which of " A" to " D" is likeliest after five solved questions. HellaSwag: which ending is likeliest, as a whole
-(acc) and for each of its bytes (acc_norm).
+(acc) and for each of its characters (acc_norm), of which the space before it is none.
 """
 
 import json
@@ -51,7 +51,7 @@ class Score:
 
     accuracy: Accuracy
     normalised: Accuracy
-    """By the likelihood of a byte."""
+    """By the likelihood of a character."""
     loss: float
     """Mean negative log-likelihood of a token of the right choices."""
 
@@ -85,9 +85,9 @@ def score(model: Model, questions: Sequence[Question]) -> Iterator[int | Score]:
         likelihoods.append([sum(tokens) for tokens in found])
         losses.extend(found[question.answer])
         yield count
-    sizes = [[len(choice.encode()) for choice in question.choices] for question in questions]
-    per_byte = [[x / size for x, size in zip(*row, strict=True)] for row in zip(likelihoods, sizes, strict=True)]
-    yield Score(_accuracy(likelihoods, questions), _accuracy(per_byte, questions), -fmean(losses))
+    sizes = [[max(1, len(choice.removeprefix(" "))) for choice in question.choices] for question in questions]
+    by_size = [[x / size for x, size in zip(*row, strict=True)] for row in zip(likelihoods, sizes, strict=True)]
+    yield Score(_accuracy(likelihoods, questions), _accuracy(by_size, questions), -fmean(losses))
 
 
 def _likelihoods(model: Model, question: Question) -> "list[np.ndarray[Any, Any]]":

@@ -9,7 +9,7 @@ from may be a corpus; without one the target writes its own.
 import copy
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
@@ -251,7 +251,7 @@ class Builder:
     parents: Mapping[str, Model]
     store: TokenStore
     folder: Path
-    follow: Callable[[str, Iterator[Step]], None]
+    follow: Callable[[str, Generator[Step, None, None]], None]
 
     def saved(self, candidate: Candidate, number: int) -> Path:
         """Where a candidate lies after a rung."""
