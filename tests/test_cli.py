@@ -344,8 +344,6 @@ def test_help_needs_no_torch(verb: list[str]):
     script = f"""
 import sys
 from shallowdraft.cli import main
-from shallowdraft.kernels import cpu
-from shallowdraft.models.model import _say_not_rounded
 try:
     main({[*verb, "--help"]!r})
 except SystemExit as stop:
