@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
-        with _interrupted_once():
+        with _interrupted_once(program=argv is None):
             return _run(arguments)
     except BrokenPipeError:  # whoever read our output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _interrupted_once() -> Iterator[None]:
+def _interrupted_once(*, program: bool) -> Iterator[None]:
     """Raise KeyboardInterrupt at Ctrl-C, as ever, but not again while the first is on its way up.
 
-    Behind an interrupt the process only ends, which another one would turn into a death by signal.
+    After an interrupt the `program` only ends, which another one would turn into a death by signal.
     """
     after = signal.getsignal(signal.SIGINT)
     if after is not signal.default_int_handler or current_thread() is not main_thread():
@@ -63,7 +63,7 @@ def _interrupted_once() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        after = signal.SIG_IGN
+        after = signal.SIG_IGN if program else after
         raise
     finally:
         signal.signal(signal.SIGINT, after)
