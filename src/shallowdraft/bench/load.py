@@ -48,13 +48,13 @@ class Load:
         return {"max_tokens": self.max_tokens, "temperature": self.temperature, "chat": self.chat} | speculation
 
 
-def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) -> Iterator[int]:
+def run_load(endpoint: Endpoint, load: Load, path: Path) -> Iterator[int]:
     """Ask what was not answered yet; yields how many requests are done. What failed is asked again another time.
 
     Before that the server is asked something else, so that what it does but once is in no record.
     """
     about = {"url": endpoint.url, "model": endpoint.model} | load.about
-    file = Records.open(path, KIND, about, argv=list(argv), engine=endpoint.engine)
+    file = Records.open(path, KIND, about, engine=endpoint.engine)
     done = {(row["concurrency"], row["round"], row["set"], row["id"]) for row in file if "tokens" in row}
     jobs: list[Job] = [(number, name, prompt) for number in range(load.rounds) for name, prompt in load.prompts]
     total = len(jobs) * len(load.concurrency)
