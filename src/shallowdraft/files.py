@@ -30,7 +30,7 @@ EXPANSION, ALWAYS_EXPANDED = 200, 2**28  # a compressed file holds so many times
 
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_UNPACKERS = {".gz": gzip.open, ".xz": lzma.open}
+_UNPACKERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 COMPRESSED = tuple(_UNPACKERS)
 _DAMAGED = (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError)
 
@@ -48,9 +48,9 @@ def require_regular(path: Path, complaint: Complaint) -> None:
 def _opened(path: Path, complaint: Complaint) -> Iterator[IO[bytes]]:
     """Open a regular file, decompressed if its name says so."""
     require_regular(path, complaint)
-    unpack = _UNPACKERS.get(path.suffix)
+    unpack: Callable[..., IO[bytes]] = _UNPACKERS.get(path.suffix, open)
     try:
-        with unpack(path, "rb") if unpack else path.open("rb") as stream:
+        with unpack(path, "rb") as stream:
             yield stream
     except _DAMAGED as error:
         raise complaint(f"{path}: cannot be decompressed ({error}); copy it again") from None
@@ -58,9 +58,9 @@ def _opened(path: Path, complaint: Complaint) -> Iterator[IO[bytes]]:
 
 def read_text(path: Path, complaint: Complaint, *, most: int = LARGEST_TEXT) -> str:
     """Read a whole file as text; carriage returns before line feeds are left out."""
-    with _opened(path, complaint) as stream:
+    with _opened(path, complaint) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as decoded:
         try:
-            text = io.TextIOWrapper(stream, encoding="utf-8-sig").read(most + 1)
+            text = decoded.read(most + 1)
         except UnicodeDecodeError as error:
             raise complaint(f"{path}: not UTF-8 ({error.reason}); convert it first") from None
     if len(text) > most:
@@ -105,7 +105,7 @@ def read_json(path: Path, complaint: Complaint) -> dict[str, Any]:
 def parse_json(text: str) -> Any:
     """Parse JSON of any kind; a ValueError says what is wrong with it."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
     if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
@@ -116,10 +116,6 @@ def parse_json(text: str) -> Any:
         except UnicodeEncodeError:
             raise ValueError("half a surrogate pair, which is no text") from None
     return value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _is_deep(value: Any) -> bool:
@@ -161,16 +157,16 @@ SomeSeconds = Annotated[float, Range(1e-12, 1e9)]
 Share = Annotated[float, Range(0, 1)]
 
 
-def require_fields(record: Any, wanted: type, where: str, complaint: Complaint) -> None:
+def require_fields(record: Any, wanted: Any, where: str, complaint: Complaint) -> None:
     """Refuse what lacks a field of a dataclass or TypedDict, or has another type there; it may have more fields."""
     if reason := _unlike(record, wanted, "it"):
         raise complaint(f"{where}: {reason}")
 
 
-def make(wanted: type[Made], record: Any, where: str, complaint: Complaint) -> Made:
+def make(wanted: Callable[..., Made], record: Any, where: str, complaint: Complaint) -> Made:
     """Make a dataclass of a record that has its fields and no others."""
     require_fields(record, wanted, where, complaint)
-    hints = _hints(wanted)[0]
+    hints, _ = _hints(wanted)
     if unknown := record.keys() - hints:
         raise complaint(f"{where}: has a field {shortened(min(unknown))} that is not known here")
     try:
@@ -184,7 +180,7 @@ def _rebuilt(value: Any, wanted: Any) -> Any:
 
 
 @cache
-def _hints(wanted: type) -> tuple[dict[str, Any], frozenset[str]]:
+def _hints(wanted: Any) -> tuple[dict[str, Any], frozenset[str]]:
     """Types of all fields, and the fields that must be there."""
     hints = get_type_hints(wanted, include_extras=True)
     if not is_dataclass(wanted):

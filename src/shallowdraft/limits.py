@@ -6,6 +6,7 @@ from typing import Any
 
 from shallowdraft.errors import UnsupportedModelError
 
+MOST_HEADS = 16  # Medusa's: how far they guess beyond the next token
 LIMITS = {  # by field of a ModelShape
     "layers": 2**12,
     "d_model": 2**18,
