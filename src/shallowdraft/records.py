@@ -30,13 +30,19 @@ _CREDENTIALS = re.compile(r"(//|^(?=[^/\s]*:))[^/?#\s]+@")
 Record = dict[str, Any]
 
 
+class _Provenance(TypedDict, total=False):
+    """What of it is read again."""
+
+    time: str
+
+
 class _Header(TypedDict):
     """The first line of a file."""
 
     kind: str
     schema: int
     about: Record
-    provenance: NotRequired[Record]
+    provenance: NotRequired[_Provenance]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from shallowdraft.records import masked_url
 PATIENCE = httpx2.Timeout(600, connect=10)  # seconds; under load a first token may take minutes
 DONE = "[DONE]"
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? +(\S+)", re.MULTILINE)
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? +(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?=\s|$)", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
 _VLLM = "vllm:spec_decode_num_"
 _SGLANG = "sglang:spec_accept_"

@@ -24,6 +24,7 @@ from shallowdraft.files import (
     COMPRESSED,
     Count,
     Range,
+    Share,
     naming,
     parse_json,
     read_json,
@@ -348,6 +349,14 @@ def open_store(folder: Path) -> TokenStore:
     return TokenStore(folder, **{name: description[name] for name in _Description.__annotations__})
 
 
+class _Place(TypedDict):
+    """Where batches stand."""
+
+    step: Count
+    cursors: dict[str, Count]
+    weights: dict[str, Share]
+
+
 class Batches:
     """Batches of sequences from a store, drawn by domain, in an order that follows from the seed alone.
 
@@ -394,6 +403,9 @@ class Batches:
         return {"step": self._step, "cursors": dict(self._cursors), "weights": dict(self.weights)}
 
     def restore(self, state: dict[str, Any]) -> None:
+        require_fields(state, _Place, "where batches stand", CorpusError)
+        if state["cursors"].keys() != self._tokens.keys() or state["weights"].keys() != self._tokens.keys():
+            raise CorpusError(f"the state is of the domains {', '.join(state['cursors'])}, not of these batches")
         self._step, self._cursors, self.weights = state["step"], dict(state["cursors"]), dict(state["weights"])
 
     def _chunk(self, domain: str) -> npt.NDArray[np.int64]:

@@ -117,7 +117,15 @@ class Design(ClusterCommand):
         from shallowdraft.models.model import load
         from shallowdraft.records import Records
         from shallowdraft.replay.traces import read_trace
-        from shallowdraft.study.search import KIND, Builder, Search, choose_candidates, plan_rungs, write_text
+        from shallowdraft.study.search import (
+            KIND,
+            Builder,
+            Judgement,
+            Search,
+            choose_candidates,
+            plan_rungs,
+            write_text,
+        )
 
         assert self.trace is not None
         assert self.out is not None
@@ -161,7 +169,7 @@ class Design(ClusterCommand):
         if self.json_output:
             print(json.dumps({"best": best or None, "found": found.record, "draft": str(out / "draft")}))
         else:
-            show_search(Records.read(out / "search.jsonl", KIND), found, best, out / "draft")
+            show_search(Records.read(out / "search.jsonl", KIND, Judgement), found, best, out / "draft")
         return 0
 
     def _best(self, profile: "Profile") -> tuple[dict[str, Any], float]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from shallowdraft.commands.options import ModelCommand, Rate
-from shallowdraft.errors import OptionError
+from shallowdraft.errors import OptionError, TrainingError
+from shallowdraft.files import read_json
+from shallowdraft.records import write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +112,7 @@ class TrainingCommand(ModelCommand):
         """An unfinished run in the output folder must have been started with the same options."""
         if not self.resumes:
             return
-        begun = json.loads(self._record.read_text(encoding="utf-8"))
+        begun = read_json(self._record, TrainingError)
         if changed := [name for name, value in self._options.items() if value != begun.get(name)]:
             was = ", ".join(f"--{name.replace('_', '-')} {begun.get(name)}" for name in changed)
             raise OptionError(
@@ -123,9 +125,7 @@ class TrainingCommand(ModelCommand):
         from shallowdraft.building import sharding
 
         if sharding.is_first():
-            partial = self._record.with_suffix(".partial")
-            partial.write_text(json.dumps(self._options, indent=2) + "\n", encoding="utf-8")
-            partial.replace(self._record)
+            write_whole(self._record, json.dumps(self._options, indent=2) + "\n")
 
     def workshop(self, tokenizer: Any) -> "Workshop":
         from shallowdraft.building.corpus import Batches

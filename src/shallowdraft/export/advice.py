@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, TypedDict
 
 from shallowdraft import cost
+from shallowdraft.decoding.generation import MAX_LOOKAHEAD
 from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import RecordError
+from shallowdraft.files import Range, require_fields
 from shallowdraft.models.checkpoint import read_json
 from shallowdraft.profiling.latency import Point, Profile, read_profile
 from shallowdraft.records import Records
@@ -27,6 +30,33 @@ class Advice:
     """Where the speed-up comes from."""
 
 
+class _Live(TypedDict):
+    speed_up: float
+    interval: tuple[float, float]
+
+
+class _Row(TypedDict):
+    """What a row of a study must have."""
+
+    drafter: str
+    draft: str
+    lookahead: Annotated[int, Range(1, MAX_LOOKAHEAD)]
+    predicted_speed_up: float
+    live: _Live | None
+
+
+class _Study(TypedDict):
+    rows: list[_Row]
+
+
+class _Replay(TypedDict):
+    """What a replay must have."""
+
+    drafter: str
+    draft: str
+    tar: dict[int, float]
+
+
 def advise(folder: Path, target: str, draft: str) -> Advice:
     """What a study's records say about a draft."""
     if not (folder / "study.json").is_file():
@@ -38,7 +68,9 @@ def advise(folder: Path, target: str, draft: str) -> Advice:
 
 
 def _advise(folder: Path, target: str, draft: str) -> Advice:
-    rows = {row["draft"]: row for row in read_json(folder / "study.json")["rows"] if row["drafter"] == "model"}
+    found = read_json(folder / "study.json")
+    require_fields(found, _Study, str(folder / "study.json"), RecordError)
+    rows = {row["draft"]: row for row in found["rows"] if row["drafter"] == "model"}
     if draft not in rows:
         raise RecordError(
             f"{folder}: its study has no draft {draft}; there are {', '.join(rows) or 'none'}; "
@@ -48,8 +80,10 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
     if trace.target != target:
         raise RecordError(f"{folder}: this is a study of {trace.target}, not of {target}; name its target, or another")
     row = rows[draft]
-    kept = Records.read(folder / "replays.jsonl", REPLAYS).latest("drafter", "draft").values()
-    tars = next(one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft))
+    kept = Records.read(folder / "replays.jsonl", REPLAYS, _Replay).latest("drafter", "draft").values()
+    tars = next((one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft)), None)
+    if not tars:
+        raise RecordError(f"{folder / 'replays.jsonl'}: has no TAR of {draft}; run the study again")
     profile = read_profile(folder / "profile.jsonl")
     timed = sorted({point.batch for point in _points(profile, draft)})
     live = row["live"]

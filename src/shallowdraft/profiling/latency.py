@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -22,7 +22,9 @@ from shallowdraft.decoding.generation import DrafterName, Options
 from shallowdraft.decoding.timing import MachineState, time_beside_plain
 from shallowdraft.decoding.ways import Way, Whose
 from shallowdraft.errors import RecordError
+from shallowdraft.files import Count, Range, Seconds, Size, require_fields
 from shallowdraft.models.model import Model
+from shallowdraft.models.tree import MOST_NODES
 from shallowdraft.records import Record, Records, processor
 
 KIND = "profile"
@@ -52,6 +54,32 @@ class Point:
     @property
     def way(self) -> Way:
         return Way(self.draft, self.lookahead, self.drafter, self.tree)
+
+
+class Sample(TypedDict):
+    """What a line of a profile must have."""
+
+    draft: str
+    lookahead: Annotated[int, Range(1, MOST_NODES)]
+    context: Size
+    batch: Size
+    drafter: NotRequired[DrafterName]
+    tree: NotRequired[list[int]]
+    round: Count
+    turn: Count
+    plain_s: float
+    handover_s: Seconds
+    arithmetic_s: Seconds
+    pass_s: Seconds
+    draft_s: float
+    target_s: float
+    rest_s: float
+
+
+class _About(TypedDict):
+    """What the first line of a profile says; more is compared, not read."""
+
+    device: str
 
 
 Timed = tuple[DrafterName, str, tuple[int, ...]]
@@ -326,7 +354,7 @@ def measure(
 
     Ways of a proposer take turns with each other and with plain decoding.
     """
-    file = Records.open(path, KIND, about(target))
+    file = Records.open(path, KIND, about(target), Sample)
     done = {(_point(row), row["round"], row["turn"]) for row in file}
     groups: dict[tuple[str, str, int, int], list[Point]] = {}
     for point in wanted:
@@ -371,13 +399,14 @@ def _point(row: Record) -> Point:
 
 
 def read_profile(path: Path) -> Profile:
-    file = Records.read(path, KIND)
+    file = Records.read(path, KIND, Sample)
+    require_fields(file.about, _About, f"{path}:1", RecordError)
     samples: dict[Point, list[Record]] = {}
-    for row in file:
+    for where, row in file.placed():
         point = _point(row)
         times = [row[part] for part in ("plain_s", *PARTS)]
         if not all(np.isfinite(times)) or min(times) < 0 or row["plain_s"] == 0 or row["target_s"] == 0:
-            raise RecordError(f"{path}: {point} took {times} s; such times cannot be, measure it again")
+            raise RecordError(f"{where}: {point} took {times} s; such times cannot be, measure it again")
         samples.setdefault(point, []).append(row)
     if not samples:
         raise RecordError(f"{path}: holds no measurement")

@@ -88,7 +88,7 @@ def write_trace(
 
 
 def _ids(where: str, body: str) -> list[int]:
-    """Token ids as torch prints them, line ends perhaps escaped; not the dots that it puts for most of a long tensor."""
+    """Read token ids as torch prints them, with line ends or their escapes; dots, which stand for more, are refused."""
     printed = [part for part in re.split(r"(?:\\n|[\s,])+", body) if part]
     strange = [part for part in printed if not re.fullmatch(r"\d{1,9}", part, re.ASCII)]
     if strange or not printed:

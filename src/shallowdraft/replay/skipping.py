@@ -6,6 +6,7 @@ it proposes: it drafts at every place, and the whole target reads on by one toke
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
@@ -13,6 +14,7 @@ from shallowdraft.decoding.drafters import SkipDrafter
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import fill, new_state
 from shallowdraft.decoding.ways import Way
+from shallowdraft.files import Count
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.replays import Counted
@@ -31,8 +33,13 @@ def replay_skips(target: Model, skips: Collection[int], trace: Trace, lookaheads
     """At every lookahead. It takes time, so that what was found is kept in a file and not looked for again."""
     require_greedy(trace)
     name, longest = name_of(skips), max(lookaheads)
-    file = Records.open(path, KIND, {"target": target.name})
-    known = {_key(row): row["right"] for row in file if row["draft"] == name and row["longest"] >= longest}
+    file = Records.open(path, KIND, {"target": target.name}, _Right)
+    places = {output.key: len(output.output) - 1 for output in trace.outputs}
+    known = {
+        _key(row): row["right"]
+        for row in file
+        if row["draft"] == name and row["longest"] >= longest and places.get(_key(row)) == len(row["right"])
+    }
     left = [output for output in trace.outputs if output.key not in known]
     for first in range(0, len(left), BATCH):
         outputs = left[first : first + BATCH]
@@ -42,6 +49,17 @@ def replay_skips(target: Model, skips: Collection[int], trace: Trace, lookaheads
             known[output.key] = right
     kept = {d: [[min(d, right) for right in known[output.key]] for output in trace.outputs] for d in lookaheads}
     return Counted(name, trace, {d: Way(name, d, "skip") for d in lookaheads}, kept)
+
+
+class _Right(TypedDict):
+    """What a line must have."""
+
+    set: str
+    id: str
+    sample: Count
+    draft: str
+    longest: Count
+    right: list[Count]
 
 
 def _key(row: Record) -> tuple[str, str, int]:

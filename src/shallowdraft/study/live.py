@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.decoding.generation import Generation, Options, generate
+from shallowdraft.decoding.generation import DrafterName, Generation, Options, generate
 from shallowdraft.decoding.timing import MachineState, state_of
 from shallowdraft.decoding.ways import Way, Whose
+from shallowdraft.files import Count, Seconds, SomeSeconds
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
@@ -24,6 +26,33 @@ from shallowdraft.study.stalls import Key, Stall, key_of, stalled
 
 KIND = "live runs"
 AGAIN = 2  # times that a run is taken again which stalls
+
+
+class StateThen(TypedDict):
+    """Of the machine, before a run or after it."""
+
+    plain_s: SomeSeconds
+    handover_s: Seconds
+    arithmetic_s: Seconds
+
+
+class LiveRun(TypedDict):
+    """What a line of live runs must have."""
+
+    set: str
+    id: str
+    round: Count
+    draft: str
+    lookahead: Count
+    drafter: NotRequired[DrafterName]
+    tree: NotRequired[list[int]]
+    emitted: Count
+    iterations: Count
+    seconds: SomeSeconds
+    differs: str | None
+    tie: bool
+    states: tuple[StateThen, StateThen]
+
 
 Run = tuple[Key, int, Way]
 """Prompt, round and way."""
@@ -43,7 +72,7 @@ def run_live(
     about: Record,
 ) -> Iterator[int]:
     """Decode every prompt in every way, between plain runs; yields how many are done. Only stalls are done again."""
-    file = Records.open(path, KIND, about)
+    file = Records.open(path, KIND, about, LiveRun)
     total = rounds * len(outputs) * len(ways)
     count = total - sum(len(left) for _, _, left in _turns(file, ways, outputs, rounds, _never_run))
     yield count
@@ -156,7 +185,7 @@ class LiveRuns:
 def measured(path: Path, outputs: Sequence[Output], ways: Sequence[Way]) -> LiveRuns:
     """Of these prompts and ways; speed-ups are ratios of sums over prompts, their intervals a bootstrap."""
     made: dict[Way, dict[Key, list[Attempts]]] = {}
-    for (key, _, way), attempts in _attempts(Records.read(path, KIND), outputs).items():
+    for (key, _, way), attempts in _attempts(Records.read(path, KIND, LiveRun), outputs).items():
         made.setdefault(way, {}).setdefault(key, []).append(attempts)
     keys = [output.key[:2] for output in outputs]
     whole = {way: made[way] for way in ways if way in made and made[way].keys() == set(keys)}
@@ -202,5 +231,9 @@ def _compare(by_prompt: Mapping[Key, list[Record]], *, lossless: bool) -> Measur
         speed_up=float(plain.sum() / seconds.sum()),
         interval=(float(low), float(high)),
         lossless=lossless,
-        states={key: [MachineState(**one) for row in rows for one in row["states"]] for key, rows in by_prompt.items()},
+        states={key: [_machine(one) for row in rows for one in row["states"]] for key, rows in by_prompt.items()},
     )
+
+
+def _machine(state: Record) -> MachineState:
+    return MachineState(state["plain_s"], state["handover_s"], state["arithmetic_s"])

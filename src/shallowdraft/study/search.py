@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import log
 from pathlib import Path
+from typing import TypedDict
 
 from shallowdraft import cost
 from shallowdraft.building.continuations import write_continuations
@@ -22,6 +23,7 @@ from shallowdraft.building.training import Recipe, Step, rows_at_once, usual_rat
 from shallowdraft.building.workshop import Workshop, prune_by_importance
 from shallowdraft.decoding.ways import Way, drafting
 from shallowdraft.errors import OptionError
+from shallowdraft.files import Count, Size
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
 from shallowdraft.profiling.latency import Profile, measure, points, read_profile
@@ -68,6 +70,18 @@ class Rung:
 
     candidates: int
     tokens: int
+
+
+class Judgement(TypedDict):
+    """What a line of a search must have."""
+
+    candidate: str
+    rung: Count
+    tokens: Count
+    lookahead: Size
+    tar: float
+    speed_up: float
+    tokens_per_s: float
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,7 @@ class Search:
         """Build, or what is left of it."""
         name = self.builder.target.name
         about = {"target": name, "trace": len(self.trace.outputs), "rungs": [vars(rung) for rung in rungs]}
-        file = Records.open(self.builder.folder / "search.jsonl", KIND, about)
+        file = Records.open(self.builder.folder / "search.jsonl", KIND, about, Judgement)
         done = {(row["candidate"], row["rung"]): row for row in file}
         left = list(candidates)
         for number, rung in enumerate(rungs):
