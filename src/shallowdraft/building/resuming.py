@@ -12,7 +12,7 @@ from torch import nn
 
 from shallowdraft.building import sharding
 from shallowdraft.building.corpus import Batches
-from shallowdraft.errors import TrainingError, first_line
+from shallowdraft.errors import CheckpointError, TrainingError, first_line
 from shallowdraft.files import naming, read_lines, require_regular
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
@@ -66,13 +66,13 @@ class RunState:
             if sharding.is_first():
                 self._metrics.unlink(missing_ok=True)
             return 0, math.inf
-        require_regular(self.path, TrainingError)
+        require_regular(self.path, CheckpointError)
         try:
             return self._restore(torch.load(self.path, map_location=self._model.device, weights_only=True))
         except (TrainingError, MemoryError):
             raise
         except Exception as error:  # junk makes the unpickler, and what is loaded from it, fail in any way it likes
-            raise TrainingError(
+            raise CheckpointError(
                 f"{self.path}: not the state of a run ({first_line(error)}); copy it again, or remove it to start anew"
             ) from None
 
@@ -106,7 +106,7 @@ class RunState:
 
     def _forget_after(self, step: int) -> None:
         """Steps after the saved one are done again; their records would stand there twice."""
-        lines = (line for _, line in read_lines(self._metrics, TrainingError)) if self._metrics.exists() else ()
+        lines = (line for _, line in read_lines(self._metrics, CheckpointError)) if self._metrics.exists() else ()
         write_whole(self._metrics, "".join(islice(lines, step)))
 
 
