@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, NotRequired, TypedDict
 
 from shallowdraft.errors import RecordError
@@ -65,7 +66,9 @@ class Records:
                 f"{path}: this is no {kind}, as its first line should say; name another file, or remove it"
             )
         if header.get("schema") != SCHEMA:
-            raise RecordError(f"{path}: written as version {header.get('schema')}, this package reads {SCHEMA}")
+            raise RecordError(
+                f"{path}: written as version {shortened(header.get('schema'))}, this package reads {SCHEMA}"
+            )
         require_fields(header, _Header, f"{path}:1", RecordError)
         return cls(path, header, row)
 

@@ -22,7 +22,7 @@ from shallowdraft.decoding.generation import DrafterName, Options
 from shallowdraft.decoding.timing import MachineState, time_beside_plain
 from shallowdraft.decoding.ways import Way, Whose
 from shallowdraft.errors import RecordError
-from shallowdraft.files import Count, Range, Seconds, Size, require_fields
+from shallowdraft.files import Count, Range, Seconds, Size
 from shallowdraft.models.model import Model
 from shallowdraft.models.tree import MOST_NODES
 from shallowdraft.records import Record, Records, processor
@@ -61,25 +61,24 @@ class Sample(TypedDict):
 
     draft: str
     lookahead: Annotated[int, Range(1, MOST_NODES)]
-    context: Size
+    context: Count
     batch: Size
     drafter: NotRequired[DrafterName]
     tree: NotRequired[list[int]]
-    round: Count
-    turn: Count
     plain_s: float
     handover_s: Seconds
     arithmetic_s: Seconds
-    pass_s: Seconds
+    pass_s: NotRequired[Seconds]
     draft_s: float
     target_s: float
     rest_s: float
 
 
-class _About(TypedDict):
-    """What the first line of a profile says; more is compared, not read."""
+class Numbered(Sample):
+    """What it must have for more to be added."""
 
-    device: str
+    round: Count
+    turn: Count
 
 
 Timed = tuple[DrafterName, str, tuple[int, ...]]
@@ -158,7 +157,10 @@ class Profile:
     def pass_s(self, context: int, batch: int = 1) -> float:
         """Seconds of the target's pass over one token."""
         of_place = (rows for point, rows in self.samples.items() if (point.context, point.batch) == (context, batch))
-        return float(median(row["pass_s"] for rows in of_place for row in rows))
+        known = [row["pass_s"] for rows in of_place for row in rows if "pass_s" in row]
+        if not known:
+            raise RecordError(f"the profile has no pass_s at context {context}, batch {batch}; measure it again")
+        return float(median(known))
 
     def spread(self, draft: str) -> float:
         """Half the distance of the quartiles of an iteration over a plain token, relative to it: the median point's."""
@@ -338,9 +340,9 @@ def about(target: Model) -> Record:
 
 def require_machine(profile: Profile, device: torch.device) -> None:
     """Refuse a profile of another machine."""
-    here = device_name(device)
-    if profile.about["device"] != here:
-        raise RecordError(f"the profile was measured on {profile.about['device']}, this is {here}; profile here")
+    here, there = device_name(device), profile.about.get("device")
+    if there != here:
+        raise RecordError(f"the profile was measured on {there}, this is {here}; profile here")
 
 
 def device_name(device: torch.device) -> str:
@@ -354,7 +356,7 @@ def measure(
 
     Ways of a proposer take turns with each other and with plain decoding.
     """
-    file = Records.open(path, KIND, about(target), Sample)
+    file = Records.open(path, KIND, about(target), Numbered)
     done = {(_point(row), row["round"], row["turn"]) for row in file}
     groups: dict[tuple[str, str, int, int], list[Point]] = {}
     for point in wanted:
@@ -400,7 +402,6 @@ def _point(row: Record) -> Point:
 
 def read_profile(path: Path) -> Profile:
     file = Records.read(path, KIND, Sample)
-    require_fields(file.about, _About, f"{path}:1", RecordError)
     samples: dict[Point, list[Record]] = {}
     for where, row in file.placed():
         point = _point(row)

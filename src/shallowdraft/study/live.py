@@ -49,7 +49,6 @@ class LiveRun(TypedDict):
     emitted: Count
     iterations: Count
     seconds: SomeSeconds
-    differs: str | None
     tie: bool
     states: tuple[StateThen, StateThen]
 
