@@ -1,6 +1,11 @@
 """The exceptions a user can cause; each message says what was got, what is needed and what to do."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class ShallowdraftError(Exception):
     """Anything wrong that the user can put right; the command line prints it in one line and exits with 2."""
 

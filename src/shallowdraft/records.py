@@ -8,23 +8,46 @@ records of a turn at its end.
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from reprlib import repr as shortened
+from types import UnionType
+from typing import Any, NotRequired, TypedDict
 
 from shallowdraft.errors import RecordError
+from shallowdraft.files import naming, parse_json, read_lines, require_fields
 
 SCHEMA = 1
 DIGEST = "_digest"  # how the key ends under which the content of something is known
 _PACKAGES = ("shallowdraft", "torch", "transformers", "numpy")
 
+KEY_OPTION = "--api-key"
+HIDDEN = "…"
+_CREDENTIALS = re.compile(r"(//|^(?=[^/\s]*:))[^/?#\s]+@")
+
 Record = dict[str, Any]
+
+
+class _Provenance(TypedDict, total=False):
+    """What of it is read again."""
+
+    time: str
+
+
+class _Header(TypedDict):
+    """The first line of a file."""
+
+    kind: str
+    schema: int
+    about: Record
+    provenance: NotRequired[_Provenance]
 
 
 @dataclass(frozen=True)
@@ -33,23 +56,30 @@ class Records:
 
     path: Path
     header: Record
+    row: type | UnionType | None = None
+    """The fields that every record must have: a dataclass or TypedDict."""
 
     @classmethod
-    def read(cls, path: Path, kind: str) -> "Records":
+    def read(cls, path: Path, kind: str, row: type | UnionType | None = None) -> "Records":
         """A file that is there."""
-        if not path.is_file():
+        if not path.exists():
             raise RecordError(f"{path}: there is no such file")
-        header = next(_lines(path), None)
+        header = next((record for _, record in _lines(path)), None)
         if header is None or header.get("kind") != kind:
             raise RecordError(
                 f"{path}: this is no {kind}, as its first line should say; name another file, or remove it"
             )
         if header.get("schema") != SCHEMA:
-            raise RecordError(f"{path}: written as version {header.get('schema')}, this package reads {SCHEMA}")
-        return cls(path, header)
+            raise RecordError(
+                f"{path}: written as version {shortened(header.get('schema'))}, this package reads {SCHEMA}"
+            )
+        require_fields(header, _Header, f"{path}:1", RecordError)
+        return cls(path, header, row)
 
     @classmethod
-    def open(cls, path: Path, kind: str, about: Record, **origin: Any) -> "Records":
+    def open(
+        cls, path: Path, kind: str, about: Record, row: type | UnionType | None = None, **origin: Any
+    ) -> "Records":
         """A new file, or one that was begun with the same `about`.
 
         Where `about` has a digest of something, what that is called may differ.
@@ -57,8 +87,9 @@ class Records:
         if not path.exists() or next(_lines(path), None) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             header = {"kind": kind, "schema": SCHEMA, "about": about, "provenance": provenance(**origin)}
-            path.write_text(json.dumps(header, ensure_ascii=False) + "\n", encoding="utf-8")
-        file = cls.read(path, kind)
+            with naming(path):
+                path.write_text(json.dumps(header, ensure_ascii=False) + "\n", encoding="utf-8")
+        file = cls.read(path, kind, row)
         if different := _differences(file.about, json.loads(json.dumps(about))):
             names = ", ".join(different)
             raise RecordError(f"{path} was begun with another {names}; name another file or folder, or remove it")
@@ -73,16 +104,23 @@ class Records:
     def append(self, *records: Record, sync: bool = True) -> None:
         """Add lines, and wait until they are on disk; without `sync` they still outlive this process."""
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(lines)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
 
     def __iter__(self) -> Iterator[Record]:
+        return (record for _, record in self.placed())
+
+    def placed(self) -> Iterator[tuple[str, Record]]:
+        """Every record and where it stands: file and line."""
         lines = _lines(self.path)
         next(lines)
-        return lines
+        for where, record in lines:
+            if self.row:
+                require_fields(record, self.row, where, RecordError)
+            yield where, record
 
     def latest(self, *names: str) -> dict[str, Record]:
         """The last record of each key, which is what these fields hold."""
@@ -115,20 +153,36 @@ def _key(record: Record, names: Iterable[str]) -> str:
 def write_whole(path: Path, text: str) -> None:
     """At once: whoever is killed meanwhile leaves the file that was there."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
+    with naming(partial):
+        partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
 def provenance(**more: Any) -> Record:
     """Command, commit, versions, machine, time."""
     return {
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "argv": masked([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "processor": processor(),
         "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         **more,
     }
+
+
+def masked(argv: Sequence[str]) -> list[str]:
+    """A command line as records may keep it: without keys, whose options are also known with underscores."""
+    kept: list[str] = []
+    for before, one in zip(["", *argv], argv, strict=False):
+        name, separator, _ = one.partition("=")
+        known, hidden = (option.replace("_", "-") == KEY_OPTION for option in (name, before))
+        kept.append(HIDDEN if hidden else f"{name}={HIDDEN}" if known and separator else masked_url(one))
+    return kept
+
+
+def masked_url(text: str) -> str:
+    """Text with an address in it, less the user and password that stand before its host."""
+    return _CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
 
 
 def _version(package: str) -> str | None:
@@ -160,15 +214,17 @@ def processor() -> str:
     return f"{name or platform.machine()}, {os.cpu_count()} cores"
 
 
-def _lines(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):  # a run was killed while it wrote
-                return
-            try:
-                yield json.loads(line)
-            except ValueError:
-                raise RecordError(f"{path}:{number}: not a line of JSON; was the file edited?") from None
+def _lines(path: Path) -> Iterator[tuple[str, Record]]:
+    """Every whole line and where it stands; the last is not if a run was killed while it wrote."""
+    for number, line in read_lines(path, RecordError, ended=True):
+        where = f"{path}:{number}"
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            raise RecordError(f"{where}: not a line of JSON ({error}); was the file edited?") from None
+        if not isinstance(record, dict):
+            raise RecordError(f"{where}: no JSON object; was the file edited?")
+        yield where, record
 
 
 def _drop_half_line(path: Path) -> None:

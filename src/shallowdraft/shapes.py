@@ -7,11 +7,12 @@ saving and the decoder's own parameter names all come from it. No torch here.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import isfinite, prod
 from typing import Any, Literal
 
 from shallowdraft import t5
 from shallowdraft.errors import OptionError, UnsupportedModelError
+from shallowdraft.limits import LIMITS, flag, require_sizes
 from shallowdraft.t5 import EncoderShape
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3", "opt", "t5"]
@@ -41,6 +42,14 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+
+    def __post_init__(self) -> None:
+        numbers = {name: value for name, value in vars(self).items() if name != "kind"}
+        for name, value in numbers.items():
+            if not (isfinite(value) and value > 0):
+                raise OptionError(f"{name} of rotary positions is {value}; it must be a number above 0")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise OptionError(f"low_freq_factor must be less than high_freq_factor, got {self}")
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,8 @@ class ModelShape:
             self.kv_heads,
             self.head_dim,
             self.context,
+            self.window or 0,
+            self.full_layers,
         )
         if not all(isinstance(count, int) for count in counts) or not isinstance(self.norm_eps, float):
             raise TypeError(f"sizes must be whole numbers and norm_eps a float, got {counts} and {self.norm_eps!r}")
@@ -112,6 +123,14 @@ class ModelShape:
         sizes = (self.layers, self.d_model, self.heads, self.kv_heads, self.head_dim, self.ffn, self.vocab)
         if min(*sizes, self.context) < 1:
             raise OptionError(f"every size of a shape must be at least 1, got {self}")
+        if too_large := [name for name, most in LIMITS.items() if (getattr(self, name) or 0) > most]:
+            name = too_large[0]
+            raise OptionError(f"{name} of a shape is {getattr(self, name):,}; it may be {LIMITS[name]:,} at most")
+        if not 0 <= self.norm_eps < 1 or (self.window is not None and self.window < 1) or self.full_layers < 0:
+            raise OptionError(
+                f"norm_eps lies between 0 and 1, a window has a token or more, got "
+                f"{self.norm_eps}, {self.window} and {self.full_layers} layers without one"
+            )
         if self.heads % self.kv_heads:
             raise OptionError(f"{self.heads} heads do not divide into {self.kv_heads} key/value heads")
         if self.encoder and self.kv_heads != self.heads:
@@ -201,6 +220,7 @@ class ModelShape:
         """The shape that a Hugging Face config.json describes; what is not supported is refused by name."""
         try:
             family = _supported_family(config)
+            require_sizes(config)
             if family == "t5":
                 fields = t5.fields(config)
                 return cls(family=family, **fields | {"activation": _activation(fields["activation"])})
@@ -209,7 +229,7 @@ class ModelShape:
             raise UnsupportedModelError(
                 f"config.json lacks {missing}; it needs the fields that transformers writes"
             ) from None
-        except (TypeError, ValueError, AttributeError) as wrong:
+        except (TypeError, ValueError, AttributeError, OverflowError) as wrong:
             raise UnsupportedModelError(f"config.json has a field of the wrong type: {wrong}") from None
 
     def to_config(self) -> dict[str, Any]:
@@ -314,7 +334,7 @@ def _supported_family(config: Mapping[str, Any]) -> Family:
 def _from_llama(family: Family, config: Mapping[str, Any]) -> ModelShape:
     heads, d_model, layers = config["num_attention_heads"], config["hidden_size"], config["num_hidden_layers"]
     default_kv_heads = {"mistral": 8, "qwen2": 32, "qwen3": 32}.get(family, heads)
-    attention_bias = bool(config.get("attention_bias", False))
+    attention_bias = flag(config, "attention_bias", False)
     window, full_layers = _window(family, config, layers)
     return ModelShape(
         family=family,
@@ -326,13 +346,13 @@ def _from_llama(family: Family, config: Mapping[str, Any]) -> ModelShape:
         ffn=config["intermediate_size"],
         vocab=config["vocab_size"],
         context=config.get("max_position_embeddings", _DEFAULT_CONTEXT[family]),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=flag(config, "tie_word_embeddings", False),
         activation=_activation(config.get("hidden_act", "silu")),
         norm_eps=config.get("rms_norm_eps", 1e-6),
         rope=_rope(config),
         qkv_bias=family == "qwen2" or attention_bias,
         out_bias=family != "qwen2" and attention_bias,
-        ffn_bias=bool(config.get("mlp_bias", False)),
+        ffn_bias=flag(config, "mlp_bias", False),
         qk_norm=family == "qwen3",
         window=window,
         full_layers=full_layers,
@@ -340,10 +360,10 @@ def _from_llama(family: Family, config: Mapping[str, Any]) -> ModelShape:
 
 
 def _from_opt(family: Family, config: Mapping[str, Any]) -> ModelShape:
-    if not config.get("layer_norm_elementwise_affine", True):
+    if not flag(config, "layer_norm_elementwise_affine", True):
         raise UnsupportedModelError("OPT without affine layer norms is not supported; every published OPT has them")
-    d_model, pre_norm = config["hidden_size"], bool(config.get("do_layer_norm_before", True))
-    bias = bool(config.get("enable_bias", True))
+    d_model, pre_norm = config["hidden_size"], flag(config, "do_layer_norm_before", True)
+    bias = flag(config, "enable_bias", True)
     return ModelShape(
         family=family,
         layers=config["num_hidden_layers"],
@@ -352,7 +372,7 @@ def _from_opt(family: Family, config: Mapping[str, Any]) -> ModelShape:
         ffn=config["ffn_dim"],
         vocab=config["vocab_size"],
         context=config.get("max_position_embeddings", 2048),
-        tied=bool(config.get("tie_word_embeddings", True)),
+        tied=flag(config, "tie_word_embeddings", True),
         activation=_activation(config.get("activation_function", "relu")),
         norm_eps=1e-5,
         rope=None,
@@ -361,7 +381,7 @@ def _from_opt(family: Family, config: Mapping[str, Any]) -> ModelShape:
         ffn_bias=bias,
         embed_dim=config.get("word_embed_proj_dim") or d_model,
         post_norm=not pre_norm,
-        final_norm=pre_norm and not config.get("_remove_final_layer_norm", False),
+        final_norm=pre_norm and not flag(config, "_remove_final_layer_norm", False),
     )
 
 
@@ -375,7 +395,7 @@ def _window(family: Family, config: Mapping[str, Any], layers: int) -> tuple[int
     """The sliding window and the number of leading layers without one."""
     if family == "mistral":
         return config.get("sliding_window", 4096), 0
-    if not config.get("use_sliding_window") or config.get("sliding_window") is None:
+    if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
         return None, 0
     kinds = config.get("layer_types")
     full = kinds.count("full_attention") if kinds else min(config.get("max_window_layers", 28), layers)
@@ -387,7 +407,8 @@ def _window(family: Family, config: Mapping[str, Any], layers: int) -> tuple[int
 def _rope(config: Mapping[str, Any]) -> Rope:
     """Transformers 5 writes `rope_parameters`; older configs have `rope_theta` and `rope_scaling`."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    thetas = (scaling.get("rope_theta"), config.get("rope_theta"), 10000.0)
+    theta = float(next(given for given in thetas if given is not None))
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return Rope(theta)

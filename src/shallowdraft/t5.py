@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shallowdraft.errors import OptionError, UnsupportedModelError
+from shallowdraft.limits import flag
 
 if TYPE_CHECKING:
     from shallowdraft.shapes import ModelShape
@@ -51,7 +52,7 @@ def fields(config: Mapping[str, Any]) -> dict[str, Any]:
     gate, _, activation = kind.rpartition("-")
     if gate not in ("", "gated"):
         raise UnsupportedModelError(f"feed_forward_proj {kind!r} is not supported; it must be NAME or gated-NAME")
-    untied = config.get("tie_word_embeddings") is False
+    untied = not flag(config, "tie_word_embeddings", True)
     return {
         "layers": config.get("num_decoder_layers") or config["num_layers"],
         "d_model": config["d_model"],
@@ -71,7 +72,7 @@ def fields(config: Mapping[str, Any]) -> dict[str, Any]:
             farthest=config.get("relative_attention_max_distance", EncoderShape.farthest),
             gated=bool(gate),
             # Transformers 5 has a field for it; before, a model was scaled if it was tied.
-            scaled=bool(config.get("scale_decoder_outputs", not untied)),
+            scaled=flag(config, "scale_decoder_outputs", not untied),
         ),
     }
 

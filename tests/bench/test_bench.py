@@ -22,10 +22,9 @@ from shallowdraft.bench import load
 from shallowdraft.bench.endpoint import Counters, Endpoint, parse_counters
 from shallowdraft.bench.levels import KIND, speed_up, summarise
 from shallowdraft.cli import main
-from shallowdraft.commands.bench import _without_key
 from shallowdraft.errors import RecordError, ServerError
 from shallowdraft.prompts import Prompt
-from shallowdraft.records import Record, Records
+from shallowdraft.records import Record, Records, masked
 
 MODEL, KEY, LOOKAHEAD, TOKENS = "zoo:target", "a secret", 2, 8
 TEXTS = "Once", "The sea", "A man"
@@ -244,7 +243,7 @@ def test_counters_of_vllm_and_sglang():
 
 @pytest.mark.parametrize("given", [["--api-key", KEY], ["--api_key", KEY], [f"--api-key={KEY}"], [f"--api_key={KEY}"]])
 def test_no_spelling_of_the_key_is_kept(given: list[str]):
-    kept = _without_key(["shallowdraft", "bench", *given, "--chat"])
+    kept = masked(["shallowdraft", "bench", *given, "--chat"])
     assert KEY not in " ".join(kept)
     assert kept[-1] == "--chat"
 

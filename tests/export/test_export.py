@@ -313,13 +313,14 @@ def timed_run(folder: Path, speed_up: float, live: float | None) -> Path:
     """A study of one draft, d of the zoo, whose profile has batches of 4 in which speculation is twice as fast."""
     folder.mkdir()
     measured = live and {"speed_up": live, "interval": [live - 0.2, live + 0.2]}
+    anything = {"size": 512, "tokens": None, "digest": None}
     row = {"draft": "zoo:2x192", "drafter": "model", "lookahead": 1, "predicted_speed_up": speed_up, "live": measured}
     (folder / "study.json").write_text(json.dumps({"rows": [row]}))
     output = {"set": "zoo", "id": "0", "sample": 0, "prompt": [1, 2], "output": [3, 4]}
     place = {"draft": "zoo:2x192", "lookahead": 1, "context": 2, "round": 0, "turn": 0}
     times = {"plain_s": 1.0, "draft_s": 0.1, "target_s": 0.7, "rest_s": 0.0, "handover_s": 0.0, "arithmetic_s": 0.0}
     for name, kind, about, rows in (
-        ("trace", TRACE, {"target": "zoo:target", "vocabulary": "", "sampling": {}}, [output]),
+        ("trace", TRACE, {"target": "zoo:target", "vocabulary": anything, "sampling": {}}, [output]),
         ("replays", REPLAYS, {}, [{"drafter": "model", "draft": "zoo:2x192", "tar": {"1": 1.6}}]),
         ("profile", PROFILE, {}, [place | times | {"batch": batch} for batch in (1, 4)]),
     ):

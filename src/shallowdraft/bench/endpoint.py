@@ -11,11 +11,12 @@ from typing import Any
 import httpx2
 
 from shallowdraft.errors import OptionError, ServerError
+from shallowdraft.records import masked_url
 
 PATIENCE = httpx2.Timeout(600, connect=10)  # seconds; under load a first token may take minutes
 DONE = "[DONE]"
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? +(\S+)", re.MULTILINE)
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? +(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?=\s|$)", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
 _VLLM = "vllm:spec_decode_num_"
 _SGLANG = "sglang:spec_accept_"
@@ -66,16 +67,22 @@ class Endpoint:
     """A server and the model asked of it."""
 
     def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        address = url.rstrip("/").removesuffix("/v1")
+        self.url = masked_url(address)
+        """Where it is, without a user and a password."""
         self.model = model
         self.engine: str | None = None
         """Who owns the model, as the server says: vLLM, SGLang and llama.cpp put their names there."""
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        key = (api_key or "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise OptionError("the API key holds characters that no header may have, like a line break; check it")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         try:
-            self._client = httpx2.Client(base_url=self.url, headers=headers, timeout=PATIENCE, limits=limits)
+            self._client = httpx2.Client(base_url=address, headers=headers, timeout=PATIENCE, limits=limits)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise OptionError(f"--url is {url}, which is none ({error}); write http://host:port") from None
+            reason = masked_url(str(error))
+            raise OptionError(f"--url is {self.url}, which is none ({reason}); write http://host:port") from None
 
     def check(self) -> None:
         """Refuse a server that is not there, a wrong key, an unknown model."""

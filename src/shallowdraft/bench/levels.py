@@ -4,24 +4,88 @@ Tokens a second are those of the requests that were answered over their share of
 n were under way count as an nth. Where none failed, that is all tokens over the seconds in which any was under way.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shallowdraft.errors import RecordError
+from shallowdraft.files import Count, Range, Seconds, Size, require_fields
 from shallowdraft.intervals import bootstrap
 from shallowdraft.records import Record, Records
 
 KIND = "requests of a server"
 
+Counted = Annotated[float, Range(-1e15, 1e15)]
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
 Request = tuple[int, str, str]
 """Round, and the prompt's set and id."""
+
+
+class AskedOf(TypedDict):
+    """What the first line says was asked of a server."""
+
+    max_tokens: Count
+    temperature: float
+    chat: bool
+    draft: NotRequired[str | None]
+    lookahead: NotRequired[Size | None]
+
+
+class _Counted(TypedDict):
+    """What a server counted."""
+
+    num_spec_steps: Counted
+    num_draft_tokens: Counted
+    num_accepted_draft_tokens: Counted
+    recent_tar: NotRequired[float | None]
+
+
+class _Failed(TypedDict):
+    """A request that failed."""
+
+    concurrency: Size
+    round: Count
+    set: str
+    id: str
+    error: str
+
+
+class _Answered(TypedDict):
+    """A request that was answered."""
+
+    concurrency: Size
+    in_run: Count
+    round: Count
+    set: str
+    id: str
+    arrivals_s: list[Seconds]
+    total_s: Seconds
+    share_s: Seconds
+    tokens: Count
+    speculation: _Counted | None
+
+
+class _OfLevel(TypedDict):
+    """What was counted over all requests of a concurrency."""
+
+    concurrency: Size
+    counters: _Counted
+
+
+def requests(path: Path) -> Iterator[Record]:
+    """The records of a file, each of one of three kinds."""
+    for where, row in Records.read(path, KIND).placed():
+        kind = _Answered if "tokens" in row else _Failed if "error" in row else _OfLevel
+        require_fields(row, kind, where, RecordError)
+        if row.get("arrivals_s") == []:
+            raise RecordError(f"{where}: arrivals_s is empty; there is at least the end")
+        yield row
 
 
 @dataclass(frozen=True)
@@ -51,7 +115,7 @@ class Level:
 
 def summarise(path: Path) -> list[Level]:
     """From the records of a file, where any request was answered."""
-    rows = list(Records.read(path, KIND))
+    rows = list(requests(path))
     levels = sorted({row["concurrency"] for row in rows if "tokens" in row})
     if not levels:
         errors = [row["error"] for row in rows if "error" in row]
@@ -116,7 +180,7 @@ def speed_up(path: Path, plain: Path, concurrency: int) -> tuple[float, Interval
 
 
 def _answers(path: Path, concurrency: int) -> list[Record]:
-    return [row for row in Records.read(path, KIND) if "tokens" in row and row["concurrency"] == concurrency]
+    return [row for row in requests(path) if "tokens" in row and row["concurrency"] == concurrency]
 
 
 def _requests(rows: Sequence[Record]) -> set[Request]:

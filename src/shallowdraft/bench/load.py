@@ -13,7 +13,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from shallowdraft.bench.endpoint import Counters, Endpoint
-from shallowdraft.bench.levels import KIND
+from shallowdraft.bench.levels import KIND, requests
 from shallowdraft.errors import ServerError
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records
@@ -48,7 +48,7 @@ class Load:
         return {"max_tokens": self.max_tokens, "temperature": self.temperature, "chat": self.chat} | speculation
 
 
-def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) -> Iterator[int]:
+def run_load(endpoint: Endpoint, load: Load, path: Path) -> Iterator[int]:
     """Ask what was not answered yet; yields how many requests are done. What failed is asked again another time.
 
     Before each level the server is asked something else, so that what it does but once is in no record. While requests
@@ -56,8 +56,8 @@ def run_load(endpoint: Endpoint, load: Load, path: Path, argv: Sequence[str]) ->
     end of a level.
     """
     about = {"url": endpoint.url, "model": endpoint.model} | load.about
-    file = Records.open(path, KIND, about, argv=list(argv), engine=endpoint.engine)
-    done = {(row["concurrency"], row["round"], row["set"], row["id"]) for row in file if "tokens" in row}
+    file = Records.open(path, KIND, about, engine=endpoint.engine)
+    done = {(row["concurrency"], row["round"], row["set"], row["id"]) for row in requests(path) if "tokens" in row}
     jobs: list[Job] = [(number, name, prompt) for number in range(load.rounds) for name, prompt in load.prompts]
     total = len(jobs) * len(load.concurrency)
     left = {many: [job for job in jobs if (many, job[0], job[1], job[2].id) not in done] for many in load.concurrency}

@@ -8,28 +8,41 @@ folder that the package `datasets` saved will do too.
 A store holds each domain's documents end to end as one memory-mapped array of token ids, an end token after each.
 """
 
-import gzip
 import hashlib
 import json
-import lzma
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from reprlib import repr as shortened
+from typing import IO, Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from shallowdraft.errors import CorpusError
+from shallowdraft.errors import CorpusError, first_line
+from shallowdraft.files import (
+    COMPRESSED,
+    Count,
+    Range,
+    Share,
+    naming,
+    parse_json,
+    read_json,
+    read_lines,
+    read_text,
+    require_fields,
+)
+from shallowdraft.limits import LIMITS
+from shallowdraft.records import write_whole
 
 Part = Literal["train", "val"]
 _Document = tuple[str, Part, str]
 VALIDATION_EVERY = 100
 SMALLEST_VOCABULARY = 257  # the bytes and the end token
-DOCUMENTS_AT_ONCE = 256  # tokenizers uses all cores within a group
+DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 256, 2**20  # tokenizers uses all cores within a group, and 0.2 KB a token
+LONGEST_NAME = 128  # characters of a domain
 _DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
-_OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}
+_UNREAD = (".zst", ".bz2", ".zip")
 
 
 @dataclass(frozen=True)
@@ -48,10 +61,13 @@ def find_sources(folder: Path) -> list[Source]:
         raise CorpusError(f"{folder}: {found}; a corpus is a folder of .jsonl or .txt files")
     sources = []
     for path in sorted(folder.iterdir()):
-        plain = path.name.removesuffix(path.suffix) if path.suffix in _OPENERS else path.name
+        plain = path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED + _UNREAD else path.name
+        if plain.endswith((".jsonl", ".txt")) and path.suffix in _UNREAD:
+            raise CorpusError(f"{path}: {path.suffix} is not read; make it .xz or .gz, or decompress it")
         if plain.endswith((".jsonl", ".txt")):
             stem = plain.rpartition(".")[0]
-            sources.append(Source(path, stem.partition("-")[0], stem.partition("-")[2].startswith("val")))
+            domain = _required_name(str(path), stem.partition("-")[0])
+            sources.append(Source(path, domain, stem.partition("-")[2].startswith("val")))
     if not sources:
         raise CorpusError(
             f"{folder}: holds no .jsonl or .txt file, nor .xz or .gz of one; name them domain.jsonl or domain.txt"
@@ -61,27 +77,31 @@ def find_sources(folder: Path) -> list[Source]:
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The documents of one file: `text`, and whatever else stands beside it."""
-    opener = _OPENERS.get(path.suffix)
-    plain = path.name.removesuffix(path.suffix) if opener else path.name
-    try:
-        with opener(path, "rt", encoding="utf-8") if opener else path.open(encoding="utf-8") as lines:
-            if plain.endswith(".txt"):
-                yield {"text": lines.read()}
-                return
-            for number, line in enumerate(lines, 1):
-                yield _row(path, number, line)
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); convert it first") from None
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
-        raise CorpusError(f"{path}: cannot be decompressed ({error}); copy it again") from None
+    if ".txt" in path.suffixes[-2:]:
+        yield {"text": read_text(path, CorpusError)}
+        return
+    for number, line in read_lines(path, CorpusError):
+        yield _row(path, number, line)
+
+
+def _required_name(where: str, domain: Any) -> str:
+    """A domain becomes the name of a file of the store, and of nothing elsewhere."""
+    if not isinstance(domain, str) or not 0 < len(domain) <= LONGEST_NAME or not domain.isprintable():
+        raise CorpusError(f"{where}: the domain {shortened(domain)} is no name; use some letters and digits")
+    if domain.startswith(".") or Path(domain).name != domain or "\\" in domain:
+        raise CorpusError(f"{where}: the domain {shortened(domain)} is a path; use letters and digits")
+    return domain
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        row: dict[str, Any] = json.loads(line)
+        row: dict[str, Any] = parse_json(line)
         text = row["text"]
-    except (ValueError, KeyError, TypeError):
-        raise CorpusError(f'{path}:{number}: no JSON object with a "text" field; each line must be one') from None
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f" ({error})" if isinstance(error, ValueError) else ""
+        raise CorpusError(
+            f'{path}:{number}: no JSON object with a "text" field{reason}; each line must be one'
+        ) from None
     if not isinstance(text, str):
         raise CorpusError(f'{path}:{number}: "text" is no string')
     return row
@@ -100,14 +120,20 @@ def _read_dataset(folder: Path) -> Iterator[_Document]:
         from datasets import Dataset, load_from_disk
     except ImportError:
         raise CorpusError(f"{folder} holds a data set; `pip install datasets` to read it") from None
-    found = load_from_disk(str(folder))
+    try:
+        found = load_from_disk(str(folder))
+    except Exception as error:  # of arrow's and of its own, as the damage is
+        raise CorpusError(f"{folder}: the data set cannot be read ({first_line(error)}); copy it again") from None
     splits = {"train": found} if isinstance(found, Dataset) else dict(found)
     if unknown := [name for name, split in splits.items() if "text" not in split.column_names]:
         raise CorpusError(f'{folder}: split {unknown[0]} has no "text" column, only {splits[unknown[0]].column_names}')
     for name in splits.keys() & {"train", "validation"}:
         for number, row in enumerate(splits[name]):
             held_out = name == "validation" or ("validation" not in splits and number % VALIDATION_EVERY == 1)
-            yield row.get("domain", folder.name), "val" if held_out else "train", row["text"]
+            if not isinstance(row["text"], str):
+                raise CorpusError(f'{folder}: row {number} of {name}: "text" is no string')
+            domain = _required_name(str(folder), row.get("domain", folder.name))
+            yield domain, "val" if held_out else "train", row["text"]
 
 
 def _read_files(folder: Path) -> Iterator[_Document]:
@@ -135,7 +161,7 @@ def train_tokenizer(documents: Iterator[str], vocab: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.train_from_iterator((piece for text in documents for piece in _pieces(text)), trainer)
     if tokenizer.get_vocab_size() != vocab:
         raise CorpusError(
             f"the corpus gives only {tokenizer.get_vocab_size():,} of {vocab:,} tokens; "
@@ -173,7 +199,13 @@ class TokenStore:
 
     def tokens(self, domain: str, part: Part) -> npt.NDArray[np.unsignedinteger]:
         """All tokens of a part, memory-mapped."""
-        return np.memmap(self.folder / f"{domain}.{part}.bin", dtype=_id_type(self.vocab), mode="r")
+        file, kind = self.folder / f"{domain}.{part}.bin", _id_type(self.vocab)
+        size, wanted = file.stat().st_size if file.is_file() else 0, self.counts[domain][part] * np.dtype(kind).itemsize
+        if size != wanted:
+            raise CorpusError(
+                f"{file}: {size:,} bytes, and store.json says {wanted:,}; make a new store from the corpus"
+            )
+        return np.memmap(file, dtype=kind, mode="r")
 
     def require_tokenizer(self, tokenizer: Any) -> None:
         if fingerprint(tokenizer) != self.tokenizer:
@@ -192,17 +224,20 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
     counts: dict[str, dict[Part, int]] = {}
     files: dict[str, IO[bytes]] = {}
     try:
-        for some in _in_groups(read_corpus(corpus), DOCUMENTS_AT_ONCE):
-            encoded = tokenizer([text for _, _, text in some], add_special_tokens=False)["input_ids"]
-            for (domain, part, _), ids in zip(some, encoded, strict=True):
-                name = f"{domain}.{part}.bin"
+        for some in _in_groups(read_corpus(corpus)):
+            encoded = tokenizer([one.text for one in some], add_special_tokens=False)["input_ids"]
+            for one, ids in zip(some, encoded, strict=True):
+                name = f"{one.domain}.{one.part}.bin"
                 if name not in files:
                     files[name] = (folder / name).open("wb")
-                files[name].write(np.array([*ids, end], dtype=_id_type(vocab)).tobytes())
-                counts.setdefault(domain, {"train": 0, "val": 0})[part] += len(ids) + 1
+                tokens = [*ids, end] if one.last else ids
+                with naming(folder / name):
+                    files[name].write(np.array(tokens, dtype=_id_type(vocab)).tobytes())
+                counts.setdefault(one.domain, {"train": 0, "val": 0})[one.part] += len(tokens)
     finally:
-        for file in files.values():
-            file.close()
+        for name, file in files.items():
+            with naming(folder / name):
+                file.close()
     if not any(parts["train"] for parts in counts.values()):
         raise CorpusError(f"{corpus}: holds no text to train on")
     for domain, parts in counts.items():
@@ -239,7 +274,9 @@ def extend_store(
             (folder / name).unlink(missing_ok=True)
             (folder / name).symlink_to((store.folder / name).resolve())
     for part, tokens in (("train", train), ("val", val)):
-        (folder / f"{domain}.{part}.bin").write_bytes(tokens.astype(_id_type(store.vocab)).tobytes())
+        file = folder / f"{domain}.{part}.bin"
+        with naming(file):
+            file.write_bytes(tokens.astype(_id_type(store.vocab)).tobytes())
     counts = store.counts | {domain: {"train": train.size, "val": val.size}}
     return _complete(TokenStore(folder, store.tokenizer, store.vocab, store.end, counts))
 
@@ -247,22 +284,77 @@ def extend_store(
 def _complete(store: TokenStore) -> TokenStore:
     """Write the description, which makes a folder a store."""
     description = json.dumps({k: v for k, v in asdict(store).items() if k != "folder"}, indent=2)
-    partial = store.folder / "store.json.partial"
-    partial.write_text(description + "\n", encoding="utf-8")
-    partial.replace(store.folder / "store.json")
+    write_whole(store.folder / "store.json", description + "\n")
     return store
 
 
-def _in_groups(items: Iterator[_Document], size: int) -> Iterator[list[_Document]]:
-    while group := list(islice(items, size)):
+@dataclass(frozen=True)
+class _Piece:
+    """A document, or some of a long one."""
+
+    domain: str
+    part: Part
+    text: str
+    last: bool
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a long document where a line ends, so that what is made of it at a time is bounded."""
+    start = 0
+    while len(text) - start > CHARACTERS_AT_ONCE:
+        end = text.rfind("\n", start, start + CHARACTERS_AT_ONCE) + 1 or start + CHARACTERS_AT_ONCE
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _in_groups(documents: Iterator[_Document]) -> Iterator[list[_Piece]]:
+    group: list[_Piece] = []
+    size = 0
+    for domain, part, text in documents:
+        pieces = list(_pieces(text))
+        for number, piece in enumerate(pieces, 1):
+            group.append(_Piece(domain, part, piece, number == len(pieces)))
+            size += len(piece)
+            if len(group) == DOCUMENTS_AT_ONCE or size > CHARACTERS_AT_ONCE:
+                yield group
+                group, size = [], 0
+    if group:
         yield group
 
 
+class _Counts(TypedDict):
+    train: Count
+    val: Count
+
+
+class _Description(TypedDict):
+    """What store.json holds."""
+
+    tokenizer: str
+    vocab: Annotated[int, Range(1, LIMITS["vocab"])]
+    end: Annotated[int, Range(0, LIMITS["vocab"])]
+    counts: dict[str, _Counts]
+
+
 def open_store(folder: Path) -> TokenStore:
+    path = folder / "store.json"
     try:
-        return TokenStore(folder, **json.loads((folder / "store.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        description = read_json(path, CorpusError)
+    except OSError as error:
         raise CorpusError(f"{folder}: no complete token store ({error}); make one from a corpus") from None
+    require_fields(description, _Description, str(path), CorpusError)
+    for domain in description["counts"]:
+        _required_name(str(path), domain)
+    return TokenStore(folder, **{name: description[name] for name in _Description.__annotations__})
+
+
+class _Place(TypedDict):
+    """Where batches stand."""
+
+    step: Count
+    cursors: dict[str, Count]
+    weights: dict[str, Share]
 
 
 class Batches:
@@ -311,6 +403,9 @@ class Batches:
         return {"step": self._step, "cursors": dict(self._cursors), "weights": dict(self.weights)}
 
     def restore(self, state: dict[str, Any]) -> None:
+        require_fields(state, _Place, "where batches stand", CorpusError)
+        if state["cursors"].keys() != self._tokens.keys() or state["weights"].keys() != self._tokens.keys():
+            raise CorpusError(f"the state is of the domains {', '.join(state['cursors'])}, not of these batches")
         self._step, self._cursors, self.weights = state["step"], dict(state["cursors"]), dict(state["weights"])
 
     def _chunk(self, domain: str) -> npt.NDArray[np.int64]:
@@ -323,7 +418,13 @@ class Batches:
             key = [self.seed, 1 + list(self._tokens).index(domain), epoch]
             self._orders[domain, epoch] = np.random.default_rng(key).permutation(chunks)
         start = int(self._orders[domain, epoch][index]) * self.sequence
-        return tokens[start : start + self.sequence + 1].astype(np.int64)
+        chunk = tokens[start : start + self.sequence + 1].astype(np.int64)
+        if int(chunk.max()) >= self.store.vocab:
+            raise CorpusError(
+                f"{self.store.folder}: token {int(chunk.max()):,} of {domain} is not among its {self.store.vocab:,}; "
+                "make a new store from the corpus"
+            )
+        return chunk
 
 
 def _id_type(vocab: int) -> type[np.unsignedinteger]:

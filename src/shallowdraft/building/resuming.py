@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import nn
 
 from shallowdraft.building import sharding
 from shallowdraft.building.corpus import Batches
-from shallowdraft.errors import TrainingError
+from shallowdraft.errors import CheckpointError, TrainingError, first_line
+from shallowdraft.files import naming, read_lines, require_regular
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
+from shallowdraft.records import write_whole
 
 
 class RunState:
@@ -72,22 +75,38 @@ class RunState:
             if sharding.is_first():
                 self._metrics.unlink(missing_ok=True)
             return 0, math.inf
-        state = torch.load(self.path, map_location=self._model.device, weights_only=True)
+        require_regular(self.path, CheckpointError)
+        try:
+            return self._restore(torch.load(self.path, map_location=self._model.device, weights_only=True))
+        except (TrainingError, MemoryError):
+            raise
+        except Exception as error:  # junk makes the unpickler, and what is loaded from it, fail in any way it likes
+            raise CheckpointError(
+                f"{self.path}: not the state of a run ({first_line(error)}); copy it again, or remove it to start anew"
+            ) from None
+
+    def _restore(self, state: Any) -> tuple[int, float]:
         if state["description"] != self._description:
             raise TrainingError(f"{self.path} belongs to another run; name another folder, or remove it to start anew")
+        step, best = int(state["step"]), float(state["best"])
+        if step < 1 or math.isnan(best):
+            raise ValueError(f"step {step}, loss {best}")
         sharding.load_model(self._model, state["model"])
         sharding.load_optimiser(self._optimiser, state["optimiser"])
+        for parameter, moments in self._optimiser.state.items():
+            if any(moment.shape not in ((), parameter.shape) for moment in moments.values()):
+                raise ValueError("the optimiser's state is of other sizes")
         if self._learned:
             self._learned.load_state_dict(state["learned"])
         self._batches.restore(state["batches"])
         if sharding.is_first():
-            self._forget_after(state["step"])
-        return int(state["step"]), float(state["best"])
+            self._forget_after(step)
+        return step, best
 
     def log(self, record: Mapping[str, Any]) -> None:
         if not sharding.is_first():
             return
-        with self._metrics.open("a", encoding="utf-8") as file:
+        with naming(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         self._board = self._board or _tensorboard(self._metrics.parent)
         for name, value in (record | record["details"]).items():
@@ -96,10 +115,8 @@ class RunState:
 
     def _forget_after(self, step: int) -> None:
         """Steps after the saved one are done again; their records would stand there twice."""
-        lines = self._metrics.read_text(encoding="utf-8").splitlines(keepends=True) if self._metrics.exists() else []
-        kept = self._metrics.with_suffix(".partial")
-        kept.write_text("".join(lines[:step]), encoding="utf-8")
-        kept.replace(self._metrics)
+        lines = (line for _, line in read_lines(self._metrics, CheckpointError)) if self._metrics.exists() else ()
+        write_whole(self._metrics, "".join(islice(lines, step)))
 
 
 def _tensorboard(folder: Path) -> Any:

@@ -16,7 +16,6 @@ from shallowdraft.errors import OptionError
 if TYPE_CHECKING:
     from shallowdraft.bench.levels import Level
 
-KEY = "--api-key"
 ENOUGH = 0.8  # of the requests that are to be under way
 
 
@@ -87,8 +86,7 @@ class Bench(Command):
         key = self.api_key or os.environ.get("OPENAI_API_KEY")
         with closing(Endpoint(self.url, self.model, key)) as endpoint:
             endpoint.check()
-            argv = _without_key([Path(sys.argv[0]).name, *sys.argv[1:]])
-            steps = run_load(endpoint, load, Path(self.out), argv)
+            steps = run_load(endpoint, load, Path(self.out))
             follow("asking the server", steps, len(prompts) * self.rounds * len(many))
         found = summarise(Path(self.out))
         if self.json_output:
@@ -99,17 +97,6 @@ class Bench(Command):
         if silent:
             print(f"error: nothing was answered at {', '.join(silent)} at once; {self.out} says why", file=sys.stderr)
         return 2 if silent or any(level.failed for level in found) else 0
-
-
-def _without_key(argv: list[str]) -> list[str]:
-    """The command line as records may keep it; options are also known with underscores."""
-    kept: list[str] = []
-    for before, one in zip(["", *argv], argv, strict=False):
-        name, separator, _ = one.partition("=")
-        known = name.replace("_", "-") == KEY
-        hidden = before.replace("_", "-") == KEY
-        kept.append("…" if hidden else f"{name}=…" if known and separator else one)
-    return kept
 
 
 def _show(found: "list[Level]", title: str) -> None:

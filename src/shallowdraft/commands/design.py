@@ -120,7 +120,15 @@ class Design(ClusterCommand):
         from shallowdraft.models.model import load
         from shallowdraft.records import Records
         from shallowdraft.replay.traces import read_trace
-        from shallowdraft.study.search import KIND, Builder, Search, choose_candidates, plan_rungs, write_text
+        from shallowdraft.study.search import (
+            KIND,
+            LINE,
+            Builder,
+            Search,
+            choose_candidates,
+            plan_rungs,
+            write_text,
+        )
 
         assert self.trace is not None
         assert self.out is not None
@@ -162,7 +170,7 @@ class Design(ClusterCommand):
         if not (out / "draft").exists():
             shutil.rmtree(out / "draft.partial", ignore_errors=True)
             shutil.copytree(found.folder, out / "draft.partial").rename(out / "draft")
-        rows = list(Records.read(out / "search.jsonl", KIND))
+        rows = list(Records.read(out / "search.jsonl", KIND, LINE))
         if self.json_output:
             failed = [row for row in rows if "failed" in row]
             report = {"best": best or None, "found": found.record, "draft": str(out / "draft"), "failed": failed}

@@ -8,11 +8,10 @@ from shallowdraft.commands.distill import DistillingCommand
 from shallowdraft.commands.options import require_decoder_only
 from shallowdraft.commands.training import say
 from shallowdraft.errors import OptionError
+from shallowdraft.limits import MOST_HEADS
 
 if TYPE_CHECKING:
     import torch
-
-FEW, MANY = 1, 16  # heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +31,8 @@ class Heads(DistillingCommand):
     def start(self) -> "torch.device":
         from shallowdraft.building import sharding
 
-        if not FEW <= self.count <= MANY:
-            raise OptionError(f"--count is {self.count}; it must be from {FEW} to {MANY}")
+        if not 1 <= self.count <= MOST_HEADS:
+            raise OptionError(f"--count is {self.count}; it must be from 1 to {MOST_HEADS}")
         if self.rollout:
             raise OptionError("--rollout is for drafts; heads learn from the target's text")
         if self.count >= self.sequence:

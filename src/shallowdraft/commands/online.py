@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import tyro
 
 from shallowdraft.commands.options import ModelCommand, Number, require_decoder_only
 from shallowdraft.errors import OptionError
+from shallowdraft.files import Count
 
 if TYPE_CHECKING:
     from shallowdraft.records import Record
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
 KIND = "online outputs"
 COUNTS = ("emitted", "iterations", "drafted", "accepted")
 STRETCHES = 10
+
+
+class Output(TypedDict):
+    """What a line of outputs must have."""
+
+    set: str
+    id: str
+    emitted: Count
+    iterations: Count
+    drafted: Count
+    accepted: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +84,7 @@ class Online(ModelCommand):
         draft = sd.load(str(begun) if begun.exists() else self.draft, "float32", self.device, trainable=True)
         online = OnlineDraft(target, draft, Path(self.out), habits)
         setting = {name: getattr(self, name) for name in ("target", "draft", "lookahead", "max_new_tokens")}
-        file = Records.open(Path(self.out) / "outputs.jsonl", KIND, setting)
+        file = Records.open(Path(self.out) / "outputs.jsonl", KIND, setting, Output)
         done = {(row["set"], row["id"]) for row in file}
         left = [(name, prompt) for name, prompt in prompts if (name, prompt.id) not in done]
         with Progress(console=Console(stderr=True)) as progress:

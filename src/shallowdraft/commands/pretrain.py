@@ -55,7 +55,7 @@ class Pretrain(TrainingCommand):
         from shallowdraft.building import sharding
         from shallowdraft.building.corpus import read_corpus, train_tokenizer
         from shallowdraft.errors import VocabularyError
-        from shallowdraft.models.vocabulary import load_tokenizer
+        from shallowdraft.models.vocabulary import load_tokenizer, save_tokenizer
 
         kept = self.work / "tokenizer"
         given = self.tokenizer or (kept if self.resumes else None)
@@ -64,6 +64,7 @@ class Pretrain(TrainingCommand):
             raise VocabularyError(f"{self.tokenizer} holds no tokenizer; name a folder with tokenizer.json")
         if found is None and sharding.is_first():
             documents = read_corpus(Path(self.corpus))
-            train_tokenizer((text for _, part, text in documents if part == "train"), self.vocab).save_pretrained(kept)
+            made = train_tokenizer((text for _, part, text in documents if part == "train"), self.vocab)
+            save_tokenizer(made, kept)
         sharding.wait()
         return found or load_tokenizer(kept)

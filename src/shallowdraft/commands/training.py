@@ -8,13 +8,16 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from shallowdraft.commands.interruption import noted, obey
 from shallowdraft.commands.options import ModelCommand, Rate
-from shallowdraft.errors import OptionError
+from shallowdraft.errors import OptionError, TrainingError
+from shallowdraft.files import read_json
+from shallowdraft.records import write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -121,11 +124,11 @@ class TrainingCommand(ModelCommand):
         """The options that the run in the output folder, if there is one, was started with and this one was not."""
         if not self.resumes:
             return ""
-        begun = json.loads(self._record.read_text(encoding="utf-8"))
+        begun = read_json(self._record, TrainingError)
         if set(begun) != set(self._options):
             return "another command"
         changed = [name for name, value in self._options.items() if value != begun[name]]
-        return ", ".join(f"--{name.replace('_', '-')} {begun[name]}" for name in changed)
+        return ", ".join(f"--{name.replace('_', '-')} {shortened(begun[name])}" for name in changed)
 
     def _require_same_run(self) -> None:
         """An unfinished run in the output folder must have been started with the same options."""
@@ -147,7 +150,7 @@ class TrainingCommand(ModelCommand):
             made = f", made with {changed}" if changed else ""
             raise OptionError(f"{self.out} already holds a model{made}; name another folder")
         say(f"{self.out} is done")
-        self._say(json.loads(self._result.read_text(encoding="utf-8")))
+        self._say(read_json(self._result, TrainingError))
         return 0
 
     def begin(self) -> None:
@@ -155,7 +158,7 @@ class TrainingCommand(ModelCommand):
         from shallowdraft.building import sharding
 
         if sharding.is_first():
-            _write_whole(self._record, self._options)
+            write_whole(self._record, json.dumps(self._options, indent=2) + "\n")
 
     def workshop(self, tokenizer: Any) -> "Workshop":
         from shallowdraft.building.corpus import Batches
@@ -195,7 +198,7 @@ class TrainingCommand(ModelCommand):
 
         if sharding.is_first():
             result = {"about": about, "said": said, "measured": measured}
-            _write_whole(self._result, result)
+            write_whole(self._result, json.dumps(result, indent=2) + "\n")
             save()
             self._say(result)
         sharding.leave()
@@ -212,12 +215,6 @@ class TrainingCommand(ModelCommand):
             return
         values = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items())
         print(f"{self.out}: {result['said']}; held out: {values}")
-
-
-def _write_whole(path: Path, value: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 def count(name: str, total: int) -> "Iterable[int]":

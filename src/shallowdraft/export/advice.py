@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, TypedDict
 
 from shallowdraft import cost
+from shallowdraft.decoding.generation import MAX_LOOKAHEAD
 from shallowdraft.errors import RecordError
+from shallowdraft.files import Range, require_fields
 from shallowdraft.identity import folder_digest
 from shallowdraft.models.checkpoint import find_folder, read_json
 from shallowdraft.profiling.latency import Profile, read_profile
@@ -27,6 +30,33 @@ class Advice:
     """Where the speed-up comes from."""
 
 
+class _Live(TypedDict):
+    speed_up: float
+    interval: tuple[float, float]
+
+
+class _Row(TypedDict):
+    """What a row of a study must have."""
+
+    drafter: str
+    draft: str
+    lookahead: Annotated[int, Range(1, MAX_LOOKAHEAD)]
+    predicted_speed_up: float
+    live: _Live | None
+
+
+class _Study(TypedDict):
+    rows: list[_Row]
+
+
+class _Replay(TypedDict):
+    """What a replay must have."""
+
+    drafter: str
+    draft: str
+    tar: dict[int, float]
+
+
 def advise(folder: Path, target: str, draft: str) -> Advice:
     """Say what a study's records know about a draft of its target, both named as `load` takes them."""
     if not (folder / "study.json").is_file():
@@ -38,7 +68,9 @@ def advise(folder: Path, target: str, draft: str) -> Advice:
 
 
 def _advise(folder: Path, target: str, draft: str) -> Advice:
-    rows = [row for row in read_json(folder / "study.json")["rows"] if row["drafter"] == "model"]
+    study = read_json(folder / "study.json")
+    require_fields(study, _Study, str(folder / "study.json"), RecordError)
+    rows = [row for row in study["rows"] if row["drafter"] == "model"]
     digest = folder_digest(find_folder(draft))
     row = next((row for row in rows if row.get("digest", row["draft"]) in (digest, draft)), None)
     if row is None:
@@ -54,8 +86,10 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
             f"{folder}: this is a study of {trace.target}, not of {target}, or of other weights under that name; "
             "name its target, or another study"
         )
-    kept = Records.read(folder / "replays.jsonl", REPLAYS).latest("drafter", "draft").values()
-    tars = next(one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft))
+    kept = Records.read(folder / "replays.jsonl", REPLAYS, _Replay).latest("drafter", "draft").values()
+    tars = next((one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft)), None)
+    if not tars:
+        raise RecordError(f"{folder / 'replays.jsonl'}: has no TAR of {draft}; run the study again")
     profile = read_profile(folder / "profile.jsonl")
     timed = sorted({point.batch for point in profile.of_draft(draft)})
     live = row["live"]

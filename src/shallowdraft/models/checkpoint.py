@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ from huggingface_hub import save_torch_state_dict, snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shallowdraft.errors import CheckpointError, UnsupportedModelError
+from shallowdraft import files
+from shallowdraft.errors import CheckpointError, OptionError, UnsupportedModelError, first_line
 from shallowdraft.models import zoo
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.models.parallel import Split, SplitDecoder
 from shallowdraft.models.seq2seq import Seq2Seq
+from shallowdraft.models.vocabulary import SIDE_FILES
+from shallowdraft.records import write_whole
 from shallowdraft.shapes import DTYPE_BYTES, ModelShape, Stored
 
 SHORT_TEXT = 1024  # tokens of cache that a model is checked for before it is loaded
@@ -30,7 +34,6 @@ SHORT_TEXT = 1024  # tokens of cache that a model is checked for before it is lo
 # Tensors that old checkpoints carry and that follow from the config.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 _SCALE = ".int8_scale"  # beside a matrix of 8-bit integers: what each row is multiplied by
-_SIDE_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 _ELSEWHERE = ["*/*", "consolidated*"]  # other formats of the same weights
 _FLOATS = ("F32", "BF16", "F16", "F64", "torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 
@@ -61,7 +64,7 @@ def find_folder(name: str | Path, *, weights: bool = True) -> Path:
         )
     try:
         for wanted in ("*.safetensors", "*.bin") if weights else ("config.json",):
-            folder = Path(snapshot_download(text, allow_patterns=[*_SIDE_FILES, wanted], ignore_patterns=_ELSEWHERE))
+            folder = Path(snapshot_download(text, allow_patterns=[*SIDE_FILES, wanted], ignore_patterns=_ELSEWHERE))
             if any(folder.glob(wanted)):
                 break
     except Exception as error:  # huggingface_hub raises a different class for each of a dozen causes
@@ -75,23 +78,18 @@ def find_folder(name: str | Path, *, weights: bool = True) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return files.read_json(path, CheckpointError)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; a checkpoint folder needs config.json and weights") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); copy the file again") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds no JSON object; copy the file again")
-    return content
-
-
-def first_line(error: Exception) -> str:
-    """What an error of a library says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def read_shape(folder: Path) -> ModelShape:
-    return ModelShape.from_config(read_json(folder / "config.json"))
+    try:
+        return ModelShape.from_config(read_json(folder / "config.json"))
+    except (OptionError, UnsupportedModelError) as error:
+        raise type(error)(f"{folder}: {error}") from None
 
 
 def check_folder(folder: Path) -> ModelShape:
@@ -182,9 +180,7 @@ def set_usual_mode(*files: Path) -> None:
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write config.json, whole; it comes last: a folder with it is complete."""
-    partial = folder / "config.json.partial"
-    partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / "config.json")
+    write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def _rounded(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -220,10 +216,17 @@ def _weight_files(folder: Path) -> list[Path]:
             weight_map = read_json(folder / index).get("weight_map")
             if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
                 raise CheckpointError(f"{folder / index}: has no weight_map from tensors to files; copy it again")
-            files = [folder / name for name in sorted(set(weight_map.values()))]
-            if absent := [file.name for file in files if not file.is_file()]:
-                raise CheckpointError(f"{folder}: {', '.join(absent)} missing, named by {index}; complete the download")
-            return files
+            names = sorted(set(weight_map.values()))
+            if paths := [name for name in names if Path(name).name != name]:
+                raise CheckpointError(
+                    f"{folder / index}: names {shortened(paths[0])}, which is no file of this folder; copy it again"
+                )
+            shards = [folder / name for name in names]
+            if absent := [file.name for file in shards if not file.is_file()]:
+                raise CheckpointError(
+                    f"{folder}: {', '.join(absent)[:200]} missing, named by {index}; complete the download"
+                )
+            return shards
         if (folder / single).is_file():
             return [folder / single]
     raise CheckpointError(

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from shallowdraft.errors import CheckpointError, OptionError
 from shallowdraft.identity import folder_digest
+from shallowdraft.limits import MOST_HEADS
 from shallowdraft.models.checkpoint import find_folder, read_json, set_usual_mode, write_config
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
+from shallowdraft.models.tree import MOST_RANKS
 
 KIND = "medusa-heads"
 WIDER = 4  # M / C
@@ -89,9 +91,10 @@ def load_heads(target: Model, path: str | Path | None = None) -> Heads:
             f"{folder}: there are no heads; train some for {target.name} with shallowdraft heads, and name their folder"
         )
     config = read_json(folder / "config.json")
-    wanted = HeadsShape(config.get("heads", 0), target.decoder.shape.embed_dim, target.shape.vocab)
-    if config.get("model_type") != KIND or wanted.count < 1:
+    count = config.get("heads")
+    if config.get("model_type") != KIND or type(count) is not int or not 1 <= count <= MOST_HEADS:
         raise CheckpointError(f"{folder}: config.json describes no heads; give a folder that shallowdraft heads wrote")
+    wanted = HeadsShape(count, target.decoder.shape.embed_dim, target.shape.vocab)
     if {**config, **wanted.to_config()} != config:
         raise OptionError(
             f"{folder}: these heads are for a hidden state of {config.get('hidden_size')} and "
@@ -102,16 +105,17 @@ def load_heads(target: Model, path: str | Path | None = None) -> Heads:
         heads.load_state_dict(load_file(folder / "model.safetensors"))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: the heads cannot be read ({error}); train or copy them again") from None
-    heads.chances = _chances(folder, config.get("chances", []))
+    heads.chances = _chances(folder, config.get("chances", []), count)
     heads.digest = folder_digest(folder) or ""
     return heads.to(target.device, target.decoder.dtype).requires_grad_(False).eval()
 
 
-def _chances(folder: Path, found: Any) -> list[list[float]]:
+def _chances(folder: Path, found: Any, heads: int) -> list[list[float]]:
     try:
         chances = [[float(one) for one in row] for row in found]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         chances = [[-1.0]]
-    if not all(isfinite(one) and 0 <= one <= 1 for row in chances for one in row):
+    fits = len(chances) <= heads and all(len(row) <= MOST_RANKS for row in chances)
+    if not fits or not all(isfinite(one) and 0 <= one <= 1 for row in chances for one in row):
         raise CheckpointError(f"{folder}: the chances in config.json are no probabilities; copy the folder again")
     return chances

@@ -6,22 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from jinja2 import TemplateError
 
-from shallowdraft.errors import OptionError, PromptError, VocabularyError
+from shallowdraft.errors import CheckpointError, OptionError, PromptError, VocabularyError
 from shallowdraft.identity import DIGITS, folder_digest
 from shallowdraft.kernels import cpu
+from shallowdraft.limits import LIMITS
 from shallowdraft.models import fused, processes
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name
 from shallowdraft.models.parallel import Split, require_splittable
 from shallowdraft.models.projection import best_packing
-from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, vocabulary_of
+from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, save_tokenizer, vocabulary_of
 from shallowdraft.shapes import ModelShape
 
 SAMPLED_VALUES = 2**20  # of a tensor, for the digest of a model in memory
@@ -114,7 +116,7 @@ class Model:
         if self.shape.encoder:
             extra |= {"decoder_start_token_id": self.start_token, "pad_token_id": extra["pad_token_id"] or 0}
         if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder)
+            save_tokenizer(self.tokenizer, Path(folder))
         save_decoder(self.decoder, Path(folder), extra_config=extra, int8=int8)
 
     def require_tokenizer(self) -> Any:
@@ -174,7 +176,7 @@ def load(
         decoder.pack("bytes" if bytes_wanted else None)
     if not parallel:
         decoder.origin = str(path), "int8" if bytes_wanted else kind, where.type, trainable
-    stops, start, digest = _stop_tokens(folder), _start_token(folder), folder_digest(folder) or ""
+    stops, start, digest = _stop_tokens(folder), _start_token(folder, decoder.shape), folder_digest(folder) or ""
     return Model(str(path), decoder, load_tokenizer(folder), stops, start, digest)
 
 
@@ -263,14 +265,23 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
 
 def _stop_tokens(folder: Path) -> tuple[int, ...]:
     """End-of-sequence ids."""
-    ids = _generation_field(folder, "eos_token_id")
-    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+    found = _generation_field(folder, "eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    return tuple(_token(folder, "eos_token_id", one) for one in ids)
 
 
-def _start_token(folder: Path) -> int:
+def _start_token(folder: Path, shape: ModelShape) -> int:
     """What an encoder–decoder begins with; T5 with what pads."""
-    found = (_generation_field(folder, name) for name in ("decoder_start_token_id", "pad_token_id"))
-    return next((token for token in found if token is not None), 0)
+    if not shape.encoder:
+        return 0
+    found = ((name, _generation_field(folder, name)) for name in ("decoder_start_token_id", "pad_token_id"))
+    return next((_token(folder, name, token, shape.vocab) for name, token in found if token is not None), 0)
+
+
+def _token(folder: Path, name: str, token: Any, vocab: int = LIMITS["vocab"]) -> int:
+    if type(token) is not int or not 0 <= token < vocab:
+        raise CheckpointError(f"{folder}: {name} is {shortened(token)}, which is no token id; correct its config")
+    return token
 
 
 def _generation_field(folder: Path, name: str) -> Any:

@@ -2,11 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, Literal
 
-from shallowdraft.errors import UnsupportedModelError, VocabularyError
+from shallowdraft.errors import CheckpointError, UnsupportedModelError, VocabularyError, first_line
+from shallowdraft.files import LARGEST_TEXT, read_json, require_regular
 
 LARGEST_TAIL = 1024  # tokens that one map may have beyond the other: special tokens added later
+SIDE_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+"""Of a checkpoint, beside its weights."""
+_NEVER_OPENED = ("special_tokens_map_file",)  # many a tokenizer_config.json has its author's path there
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -14,14 +19,47 @@ def load_tokenizer(folder: Path) -> Any | None:
     """The folder's tokenizer, or None where it has none; code from a checkpoint is never run."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
+    _require_own_files(folder)
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers and tokenizers raise bare Exceptions on malformed files
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # bare Exceptions of transformers, panics of tokenizers
         _require_config(folder)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise VocabularyError(f"{folder}: the tokenizer cannot be loaded ({reason}); copy its files again") from error
+        raise VocabularyError(
+            f"{folder}: the tokenizer cannot be loaded ({first_line(error)}); copy its files again"
+        ) from error
+
+
+def _require_own_files(folder: Path) -> None:
+    """Refuse what transformers would hang on, or read from elsewhere because a file of the checkpoint says so."""
+    for file in (file for ending in SIDE_FILES for file in folder.glob(ending)):
+        require_regular(file, VocabularyError)
+        if file.is_file() and file.stat().st_size > LARGEST_TEXT:
+            raise VocabularyError(f"{file}: larger than {LARGEST_TEXT:,} bytes, as no file of a tokenizer is")
+    settings = folder / "tokenizer_config.json"
+    given = read_json(settings, VocabularyError) if settings.is_file() else {}
+    for key, value in given.items():
+        if key in _NEVER_OPENED or not key.endswith(("_file", "_files")):
+            continue
+        for name in value if isinstance(value, list) else [value]:
+            if isinstance(name, str) and Path(name).name != name and (folder / name).exists():
+                raise VocabularyError(
+                    f"{settings}: {key} names {shortened(name)}, which is not in this folder; remove that entry"
+                )
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise CheckpointError(
+            f"{folder}: the tokenizer cannot be written ({first_line(error)}); is the disk full?"
+        ) from None
 
 
 def _require_config(folder: Path) -> None:

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from shallowdraft.decoding.generation import DrafterName, Options
 from shallowdraft.decoding.timing import MachineState, time_beside_plain
 from shallowdraft.decoding.ways import Way, Whose
 from shallowdraft.errors import RecordError
+from shallowdraft.files import Count, Range, Seconds, Size
 from shallowdraft.models.model import Model
+from shallowdraft.models.tree import MOST_NODES
 from shallowdraft.records import Record, Records, processor
 
 KIND = "profile"
@@ -46,6 +48,33 @@ class Point:
     way: Way
     context: int
     batch: int
+
+
+class Sample(TypedDict):
+    """What a line of a profile must have."""
+
+    draft: str
+    lookahead: Annotated[int, Range(1, MOST_NODES)]
+    context: Count
+    batch: Size
+    drafter: NotRequired[DrafterName]
+    tree: NotRequired[list[int]]
+    digest: NotRequired[str]
+    dtype: NotRequired[str]
+    plain_s: float
+    handover_s: Seconds
+    arithmetic_s: Seconds
+    pass_s: NotRequired[Seconds]
+    draft_s: float
+    target_s: float
+    rest_s: float
+
+
+class Numbered(Sample):
+    """What it must have for more to be added."""
+
+    round: Count
+    turn: Count
 
 
 Timed = tuple[DrafterName, str, str, tuple[int, ...]]
@@ -144,7 +173,10 @@ class Profile:
     def pass_s(self, context: int, batch: int = 1) -> float:
         """Seconds of the target's pass over one token."""
         of_place = (rows for point, rows in self.samples.items() if (point.context, point.batch) == (context, batch))
-        return float(median(row["pass_s"] for rows in of_place for row in rows))
+        known = [row["pass_s"] for rows in of_place for row in rows if "pass_s" in row]
+        if not known:
+            raise RecordError(f"the profile has no pass_s at context {context}, batch {batch}; measure it again")
+        return float(median(known))
 
     def spread(self, draft: str) -> float:
         """Half the distance of the quartiles of an iteration over a plain token, relative to it: the median point's."""
@@ -339,9 +371,9 @@ def require_target(profile: Profile, name: str, digest: str | None) -> None:
 
 def require_machine(profile: Profile, device: torch.device) -> None:
     """Refuse a profile of another machine."""
-    here = device_name(device)
-    if profile.about["device"] != here:
-        raise RecordError(f"the profile was measured on {profile.about['device']}, this is {here}; profile here")
+    here, there = device_name(device), profile.about.get("device")
+    if there != here:
+        raise RecordError(f"the profile was measured on {there}, this is {here}; profile here")
 
 
 def device_name(device: torch.device) -> str:
@@ -356,7 +388,7 @@ def measure(
     Ways of a proposer take turns with each other and with plain decoding, in an order that is drawn anew each time.
     Nothing is written before their turns are over.
     """
-    file = Records.open(path, KIND, about(target))
+    file = Records.open(path, KIND, about(target), Numbered)
     done = {(_point(row), row["round"], row["turn"]) for row in file}
     groups: dict[tuple[str, str, int, int], list[Point]] = {}
     for point in wanted:
@@ -406,13 +438,13 @@ def _point(row: Record) -> Point:
 
 
 def read_profile(path: Path) -> Profile:
-    file = Records.read(path, KIND)
+    file = Records.read(path, KIND, Sample)
     samples: dict[Point, list[Record]] = {}
-    for row in file:
+    for where, row in file.placed():
         point = _point(row)
         times = [row[part] for part in ("plain_s", *PARTS)]
         if not all(np.isfinite(times)) or min(times) < 0 or row["plain_s"] == 0 or row["target_s"] == 0:
-            raise RecordError(f"{path}: {point} took {times} s; such times cannot be, measure it again")
+            raise RecordError(f"{where}: {point} took {times} s; such times cannot be, measure it again")
         samples.setdefault(point, []).append(row)
     if not samples:
         raise RecordError(f"{path}: holds no measurement")

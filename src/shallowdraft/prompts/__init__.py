@@ -1,12 +1,12 @@
 """Sets of prompts: those that ship with the package by name, full ones from the hub, files and folders of your own."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shallowdraft.errors import PromptError
+from shallowdraft.files import parse_json, read_lines
 from shallowdraft.prompts.published import full_rows, text_of
 
 FOLDER = Path(__file__).parent
@@ -56,8 +56,8 @@ def load_prompts(name: str | Path) -> list[Prompt]:
         files = sorted(path.glob("*.jsonl"))
         several = [replace(one, id=f"{file.stem}/{one.id}") for file in files for one in _read(file)]
         found = several or _read_saved(path)
-    elif path.is_file():
-        found = _read(path)
+    elif path.exists():
+        found = list(_read(path))
     else:
         raise PromptError(f"{name}: no such file, and no set of that name; there are {', '.join(names())}")
     if not found:
@@ -65,22 +65,22 @@ def load_prompts(name: str | Path) -> list[Prompt]:
     return found
 
 
-def _read(file: Path) -> list[Prompt]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}); convert it first") from None
-    return list(_parse(file, lines))
-
-
-def _parse(file: Path, lines: list[str]) -> Iterator[Prompt]:
-    for number, line in enumerate(lines, 1):
+def _read(file: Path) -> Iterator[Prompt]:
+    for number, line in read_lines(file, PromptError):
         if line.strip():
             try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            yield _prompt(str(file), number, row, text_of(row) if isinstance(row, dict) else None)
+                row = parse_json(line)
+            except ValueError as error:
+                raise PromptError(f"{file}:{number}: no JSON object ({error}); each line must be one") from None
+            yield _prompt(str(file), number, row, _text(row))
+
+
+def _text(row: Any) -> str | None:
+    """The prompt of a row of any kind."""
+    try:
+        return text_of(row) if isinstance(row, dict) else None
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return None
 
 
 def _read_saved(folder: Path) -> list[Prompt]:
@@ -88,11 +88,11 @@ def _read_saved(folder: Path) -> list[Prompt]:
         from datasets import load_from_disk
 
         rows = load_from_disk(str(folder))
-    except (ImportError, OSError, ValueError) as error:
+    except Exception as error:  # of arrow's and of its own, as the damage is
         raise PromptError(
             f"{folder}: no *.jsonl files, and nothing that `datasets` saved and can read here ({error})"
         ) from None
-    return [_prompt(str(folder), number, row, text_of(row)) for number, row in enumerate(rows, 1)]
+    return [_prompt(str(folder), number, row, _text(row)) for number, row in enumerate(rows, 1)]
 
 
 def _prompt(where: str, number: int, row: Any, text: str | None) -> Prompt:

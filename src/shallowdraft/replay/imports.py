@@ -1,13 +1,15 @@
 """Traces from other engines: OpenAI-style completions with token ids, and the text format of the paper's authors."""
 
-import json
 import re
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from reprlib import repr as shortened
+from typing import Any, TypedDict
 
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.errors import RecordError
+from shallowdraft.files import Count, parse_json, read_lines, read_text, require_fields
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.traces import KIND, Output
@@ -25,15 +27,19 @@ def import_completions(path: Path) -> tuple[Sampling, list[Output]]:
     """
     outputs: list[Output] = []
     law: Sampling | None = None
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in read_lines(path, RecordError):
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        request, response = _parts(where, line)
-        sampling = _sampling(where, request)
+        try:
+            request, response = _parts(line)
+            sampling = _sampling(where, request)
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            raise RecordError(f"{where}: not a completion as a JSON object") from None
         if law not in (None, sampling):
             raise RecordError(f"{where}: drawn with {sampling}, the lines before with {law}; one file for each")
         law = sampling
+        require_fields(response, _Completion, where, RecordError)
         prompt = response.get("prompt_token_ids")
         for sample, choice in enumerate(response.get("choices", ())):
             ids = choice.get("token_ids")
@@ -50,7 +56,8 @@ def import_completions(path: Path) -> tuple[Sampling, list[Output]]:
 
 def import_tensors(path: Path, prompts: Path, tokenizer: Any) -> tuple[Sampling, list[Output]]:
     """The authors' format: a printed `tensor([[…]])` of token ids for every prompt of a file of {"prompt": …} lines."""
-    found = [[int(number) for number in re.findall(r"\d+", body)] for body in _TENSOR.findall(_text(path))]
+    bodies = _TENSOR.findall(read_text(path, RecordError))
+    found = [_ids(f"{path}: tensor {number}", body) for number, body in enumerate(bodies, 1)]
     given = load_prompts(prompts)
     if not found:
         raise RecordError(f"{path}: holds no tensor([[…]])")
@@ -95,13 +102,32 @@ def write_trace(
     partial.replace(path)
 
 
-def _parts(where: str, line: str) -> tuple[Record, Record]:
-    try:
-        row = json.loads(line)
-        response = row.get("response", row)
-        return row.get("request", {}), response.get("body", response)
-    except (ValueError, AttributeError):
-        raise RecordError(f"{where}: not a completion as a JSON object") from None
+def _ids(where: str, body: str) -> list[int]:
+    """Read token ids as torch prints them, with line ends or their escapes; dots, which stand for more, are refused."""
+    printed = [part for part in re.split(r"(?:\\n|[\s,])+", body) if part]
+    strange = [part for part in printed if not re.fullmatch(r"\d{1,9}", part, re.ASCII)]
+    if strange or not printed:
+        what = f"holds {shortened(strange[0])}, which is no token id" if strange else "holds no token ids"
+        raise RecordError(f"{where} {what}; print every id")
+    return [int(part) for part in printed]
+
+
+class _Choice(TypedDict, total=False):
+    token_ids: list[Count] | None
+    prompt_token_ids: list[Count] | None
+    logprobs: dict[str, Any] | None
+
+
+class _Completion(TypedDict, total=False):
+    prompt_token_ids: list[Count] | None
+    choices: list[_Choice]
+
+
+def _parts(line: str) -> tuple[Record, Record]:
+    """The request and the response of a line."""
+    row = parse_json(line)
+    response = row.get("response", row)
+    return row.get("request", {}), response.get("body", response)
 
 
 def _sampling(where: str, request: Record) -> Sampling:
@@ -122,14 +148,13 @@ def _sampling(where: str, request: Record) -> Sampling:
 
 def _logprobs(where: str, choice: Record, count: int) -> list[float]:
     given = choice.get("logprobs") or {}
-    found = given.get("token_logprobs") or [one.get("logprob") for one in given.get("content") or ()]
-    if len(found) != count or None in found:
-        raise RecordError(f"{where}: {count} tokens and {len(found)} logprobs; sampled text needs one for each token")
-    return [float(value) for value in found]
-
-
-def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RecordError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+        found = given.get("token_logprobs") or [one.get("logprob") for one in given.get("content") or ()]
+        logprobs = [float(value) for value in found if value is not None]
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        raise RecordError(f"{where}: logprobs are no numbers") from None
+    if len(found) != count or len(logprobs) != count:
+        raise RecordError(f"{where}: {count} tokens and {len(found)} logprobs; sampled text needs one for each token")
+    if not all(map(isfinite, logprobs)):
+        raise RecordError(f"{where}: a logprob is not finite; its token cannot have been drawn")
+    return logprobs

@@ -6,10 +6,12 @@ it proposes: it drafts at every place, and the whole target reads on by one toke
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from shallowdraft.decoding.drafters import SkipDrafter
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.ways import Way
+from shallowdraft.files import Count
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.drafting import BATCH, draft_everywhere
@@ -28,22 +30,40 @@ def replay_skips(target: Model, skips: Collection[int], trace: Trace, lookaheads
     """At every lookahead. It takes time, so that what was found is kept in a file and not looked for again."""
     require_greedy(trace)
     name, longest = name_of(skips), max(lookaheads)
-    file = Records.open(path, KIND, {"target": target.name, "target_digest": target.digest})
-    outputs = {output.key: output.digest for output in trace.outputs}
+    about = {"target": target.name, "target_digest": target.digest}
+    file = Records.open(path, KIND, about, _Right)
+    outputs = {output.key: output for output in trace.outputs}
     known = {
         _key(row): row["right"]
         for row in file
-        if row["draft"] == name and row["longest"] >= longest and row["output_digest"] == outputs.get(_key(row))
+        if row["draft"] == name and row["longest"] >= longest and _is_of(row, outputs.get(_key(row)))
     }
     left = [output for output in trace.outputs if output.key not in known]
     for first in range(0, len(left), BATCH):
         chunk = left[first : first + BATCH]
         for output, right in zip(chunk, drafted_right(target, skips, chunk, longest), strict=True):
-            about = {"set": output.set, "id": output.id, "sample": output.sample, "output_digest": output.digest}
-            file.append(about | {"draft": name, "longest": longest, "right": right})
+            place = {"set": output.set, "id": output.id, "sample": output.sample, "output_digest": output.digest}
+            file.append(place | {"draft": name, "longest": longest, "right": right})
             known[output.key] = right
     kept = {d: [[min(d, right) for right in known[output.key]] for output in trace.outputs] for d in lookaheads}
     return Counted(name, trace, {d: Way(name, d, "skip") for d in lookaheads}, kept)
+
+
+class _Right(TypedDict):
+    """What a line must have."""
+
+    set: str
+    id: str
+    sample: Count
+    draft: str
+    longest: Count
+    right: list[Count]
+    output_digest: str
+
+
+def _is_of(row: Record, output: Output | None) -> bool:
+    """Whether a record is of this very text, and has all of its places."""
+    return output is not None and row["output_digest"] == output.digest and len(row["right"]) == len(output.output) - 1
 
 
 def _key(row: Record) -> tuple[str, str, int]:

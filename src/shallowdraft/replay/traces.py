@@ -4,9 +4,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,7 +13,9 @@ from torch import Tensor
 from shallowdraft.decoding.generation import Run, Settings
 from shallowdraft.decoding.sampling import Sampling, probabilities
 from shallowdraft.errors import NumericsError, OptionError, PromptError, RecordError, VocabularyError
+from shallowdraft.files import Count, Range, make, require_fields
 from shallowdraft.identity import text_digest
+from shallowdraft.limits import LIMITS
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 from shallowdraft.models.vocabulary import vocabulary_of
@@ -23,6 +24,7 @@ from shallowdraft.records import Record, Records
 
 KIND = "trace"
 CHUNK = 512  # tokens of a teacher-forced pass
+ROUNDING = 0.01  # of log-probabilities, which some engines know in 16 bits
 
 
 @dataclass(frozen=True)
@@ -107,20 +109,44 @@ def require_greedy(trace: Trace) -> None:
 
 def read_trace(path: Path) -> Trace:
     file = Records.read(path, KIND)
-    sampling = Sampling(**file.about["sampling"])
-    outputs = [_output(path, record, sampling) for record in file]
+    require_fields(file.about, _About, f"{path}:1", RecordError)
+    sampling = make(Sampling, file.about["sampling"], f"{path}:1", RecordError)
+    size = file.about["vocabulary"]["size"]
+    outputs = [_output(where, record, sampling, size) for where, record in file.placed()]
     if not outputs:
         raise RecordError(f"{path}: holds no output; record it again")
     about = file.about
     return Trace(about["target"], about["vocabulary"], sampling, outputs, about.get("target_digest"))
 
 
-def _output(path: Path, record: Record, sampling: Sampling) -> Output:
-    output = Output(**record)
+class _Vocabulary(TypedDict):
+    size: Annotated[int, Range(1, LIMITS["vocab"])]
+    tokens: Count | None
+    digest: str | None
+
+
+class _About(TypedDict):
+    """What the first line of a trace says."""
+
+    target: str
+    vocabulary: _Vocabulary
+    sampling: Record
+
+
+def _output(where: str, record: Record, sampling: Sampling, vocab: int) -> Output:
+    output = make(Output, record, where, RecordError)
     if not output.prompt or not output.output:
-        raise RecordError(f"{path}: prompt {output.id} has no tokens; record it again")
-    if not sampling.greedy and (output.logprobs is None or not all(map(isfinite, output.logprobs))):
-        raise RecordError(f"{path}: prompt {output.id} lacks log-probabilities, without which no acceptance is known")
+        raise RecordError(f"{where}: prompt {output.id} has no tokens; record it again")
+    ids = output.prompt + output.output
+    if min(ids) < 0 or max(ids) >= vocab:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise RecordError(f"{where}: token id {wrong} is not in the target's vocabulary of {vocab:,}; record it again")
+    if sampling.greedy:
+        return output
+    if output.logprobs is None or len(output.logprobs) != len(output.output):
+        raise RecordError(f"{where}: prompt {output.id} lacks log-probabilities, without which no acceptance is known")
+    if max(output.logprobs) > ROUNDING:
+        raise RecordError(f"{where}: a log-probability is {max(output.logprobs)}; none is above 0, record it again")
     return output
 
 
@@ -150,7 +176,7 @@ def record(
         "max_new_tokens": max_new_tokens,
         "chat": chat,
     }
-    file = Records.open(path, KIND, about, device=str(target.device))
+    file = Records.open(path, KIND, about, Output, device=str(target.device))
     done = {(row["set"], row["id"], row["sample"]): row["prompt"] for row in file}
     wanted = []
     for name, prompt in prompts:

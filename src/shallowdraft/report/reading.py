@@ -6,24 +6,32 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from shallowdraft.bench.levels import KIND, speed_up, summarise
+from shallowdraft.bench.levels import KIND, AskedOf, requests, speed_up, summarise
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.errors import OptionError, RecordError
+from shallowdraft.files import parse_json, read_json, read_lines, require_fields
 from shallowdraft.records import Record, Records
+from shallowdraft.report import fields
 from shallowdraft.report.run import Accuracy, Asked, Entry, Live, Run, Score, Server, Step, Tars, Text, label
 from shallowdraft.shapes import parse
 
 FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
 """Names of files and kinds of records."""
+FIELDS: dict[str, type] = {
+    "replays": fields.Replay,
+    "profile": fields.Sample,
+    "live": fields.LiveRun,
+    "inside": fields.Inside,
+}
 RANDOM = "random:"  # what the name of a draft begins with that was timed with random weights
 
 
 def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise OptionError(f"{folder}: there is no such folder; name the one that was given to study --out")
-    files = {name: _read(folder / f"{name}.jsonl", kind) for name, kind in FILES.items()}
+    files = {name: _read(folder / f"{name}.jsonl", kind, FIELDS.get(name)) for name, kind in FILES.items()}
     found = {name: file for name, file in files.items() if file}
-    study = _object(folder / "study.json")
+    study = _object(folder / "study.json", fields.Study)
     if not found and study is None:
         raise OptionError(f"{folder} holds no records of a study; make them with shallowdraft study --out {folder}")
     try:
@@ -53,44 +61,37 @@ def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
     )
 
 
-def _read(path: Path, kind: str) -> Records | None:
+def _read(path: Path, kind: str, row: type | None) -> Records | None:
     """None where there is no file, or a run was killed before its first line was whole."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        begun = file.readline().endswith(b"\n")
-    return Records.read(path, kind) if begun else None
+    begun = path.exists() and next(read_lines(path, RecordError, ended=True), None)
+    return Records.read(path, kind, row) if begun else None
 
 
 def _latest(file: Records | None, *names: str) -> list[Record]:
     return list(file.latest(*names).values()) if file else []
 
 
-def _object(path: Path) -> Record | None:
-    if not path.is_file():
+def _object(path: Path, wanted: type) -> Record | None:
+    if not path.exists():
         return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise RecordError(f"{path}: not JSON; was it edited? run the command again that wrote it") from None
-    if not isinstance(found, dict):
-        raise RecordError(f"{path}: no JSON object; run the command again that wrote it")
+    found = read_json(path, RecordError)
+    require_fields(found, wanted, str(path), RecordError)
     return found
 
 
 def _accuracy(path: Path) -> Accuracy | None:
-    found = _object(path)
+    try:
+        found = _object(path, fields.Accuracy)
+    except RecordError as error:
+        raise RecordError(f"{error}; this is not what shallowdraft accuracy --json prints, write it again") from None
     if found is None:
         return None
-    try:
-        claims = found["claims"]
-        return Accuracy(
-            [_score(draft, *one) for draft in found["drafts"] for one in draft["sets"].items() if draft["tar"]],
-            {name: claim["of_accuracy"] for name, claim in claims.items()},
-            {name: claim["statement"] for name, claim in claims.items()},
-        )
-    except (KeyError, TypeError, AttributeError):
-        raise RecordError(f"{path}: this is not what shallowdraft accuracy --json prints; write it again") from None
+    claims = found["claims"]
+    return Accuracy(
+        [_score(draft, *one) for draft in found["drafts"] for one in draft["sets"].items() if draft["tar"]],
+        {name: claim["of_accuracy"] for name, claim in claims.items()},
+        {name: claim["statement"] for name, claim in claims.items()},
+    )
 
 
 def _score(draft: Record, task: str, score: Record) -> Score:
@@ -101,7 +102,9 @@ def _score(draft: Record, task: str, score: Record) -> Score:
 def _servers(folder: Path) -> list[Server]:
     """Of every file of `bench` that lies in the folder and holds an answer."""
     files = [Records.read(path, KIND) for path in sorted(folder.glob("*.jsonl")) if _kind(path) == KIND]
-    answered = [file for file in files if any("tokens" in row for row in file)]
+    for file in files:
+        require_fields(file.about, AskedOf, f"{file.path}:1", RecordError)
+    answered = [file for file in files if any("tokens" in row for row in requests(file.path))]
     plain: dict[str, Records] = {}
     for file in answered:
         if not file.about.get("draft"):
@@ -122,7 +125,7 @@ def _levels(file: Records, plain: Records | None) -> Iterator[Server]:
 
 
 def _asked(file: Records) -> Asked:
-    about, prompts = file.about, frozenset((row["set"], row["id"]) for row in file if "id" in row)
+    about, prompts = file.about, frozenset((row["set"], row["id"]) for row in requests(file.path) if "id" in row)
     return Asked(prompts, about["max_tokens"], about["temperature"], about["chat"])
 
 
@@ -136,10 +139,9 @@ def _kin(file: Records) -> str:
 def _kind(path: Path) -> str | None:
     """What the records in a file are, if that is what it holds."""
     try:
-        with path.open(encoding="utf-8") as file:
-            line = file.readline()
-        found = json.loads(line) if line.endswith("\n") else None
-    except ValueError:
+        _, line = next(read_lines(path, RecordError, ended=True))
+        found = parse_json(line)
+    except (RecordError, ValueError, StopIteration):
         return None
     return found.get("kind") if isinstance(found, dict) else None
 

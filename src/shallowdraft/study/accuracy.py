@@ -4,9 +4,9 @@ MMLU: which of " A" to " D" is likeliest after five solved questions. HellaSwag:
 (acc) and for each of its characters (acc_norm), of which the space before it is none.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shallowdraft.errors import PromptError
+from shallowdraft.files import parse_json, read_lines
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.prompts import FOLDER
@@ -59,20 +60,27 @@ class Score:
 def load_questions(name: str, limit: int | None = None) -> list[Question]:
     """A set that ships with the package, or a file of lines with prompt, choices and answer (a letter or a number)."""
     file = FOLDER / f"{name}.jsonl" if name in SETS else Path(name)
-    if not file.is_file():
+    if not file.exists():
         raise PromptError(f"{name}: no such file, and no set of questions of that name; there are {', '.join(SETS)}")
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [_question(file, number, line) for number, line in enumerate(lines[:limit], 1)]
+    lines = ((number, line) for number, line in read_lines(file, PromptError) if line.strip())
+    found = [_question(file, number, line) for number, line in islice(lines, limit)]
+    if not found:
+        raise PromptError(f"{file}: holds no question")
+    return found
 
 
 def _question(file: Path, number: int, line: str) -> Question:
     try:
-        row = json.loads(line)
-        choices, answer = row["choices"], row["answer"]
+        row = parse_json(line)
+        prompt, choices, answer = row["prompt"], row["choices"], row["answer"]
+        if not prompt or not isinstance(prompt, str) or not isinstance(choices, list):
+            raise TypeError
         if isinstance(answer, str):  # the choices stand in the prompt, under letters
             options = tuple(f" {letter}" for letter in LETTERS[: len(choices)])
-            return Question(row["prompt"], options, LETTERS.index(answer))
-        return Question(row["prompt"], tuple(f" {choice}" for choice in choices), range(len(choices))[answer])
+            return Question(prompt, options, range(len(options))[LETTERS.index(answer)])
+        if type(answer) is not int or answer < 0:
+            raise TypeError
+        return Question(prompt, tuple(f" {choice}" for choice in choices), range(len(choices))[answer])
     except (ValueError, KeyError, TypeError, IndexError):
         raise PromptError(f"{file}:{number}: no JSON object with prompt, choices and an answer among them") from None
 

@@ -18,13 +18,15 @@ from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.decoding.generation import Generation, Options, generate
+from shallowdraft.decoding.generation import DrafterName, Generation, Options, generate
 from shallowdraft.decoding.timing import MachineState, state_of
 from shallowdraft.decoding.ways import Way, Whose
+from shallowdraft.files import Count, Seconds, SomeSeconds
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
@@ -33,6 +35,32 @@ from shallowdraft.study.stalls import Key, Stall, key_of, stalled
 
 KIND = "live runs"
 AGAIN = 2  # times that a run is taken again which stalls, and a way on all prompts which is faster than can be
+
+
+class StateThen(TypedDict):
+    """Of the machine, before a run or after it."""
+
+    plain_s: SomeSeconds
+    handover_s: Seconds
+    arithmetic_s: Seconds
+
+
+class LiveRun(TypedDict):
+    """What a line of live runs must have."""
+
+    set: str
+    id: str
+    round: Count
+    draft: str
+    lookahead: Count
+    drafter: NotRequired[DrafterName]
+    tree: NotRequired[list[int]]
+    emitted: Count
+    iterations: Count
+    seconds: SomeSeconds
+    tie: bool
+    states: tuple[StateThen, StateThen]
+
 
 Run = tuple[Key, int, Way]
 """Prompt, round and way."""
@@ -55,7 +83,7 @@ def run_live(
 
     Done again is only what stalled, and a way whose speed-up cannot be.
     """
-    file = Records.open(path, KIND, about)
+    file = Records.open(path, KIND, about, LiveRun)
 
     def taken(chosen: Sequence[Way], numbers: Sequence[int]) -> Iterator[int]:
         """Take what is left of some rounds; yield how many runs each turn had."""
@@ -206,7 +234,7 @@ def measured(path: Path, outputs: Sequence[Output], ways: Sequence[Way]) -> Live
     Speed-ups are ratios of sums over prompts, their intervals a bootstrap.
     """
     made: dict[Way, dict[int, dict[Key, Attempts]]] = {}
-    for (key, number, way), attempts in _attempts(Records.read(path, KIND), outputs).items():
+    for (key, number, way), attempts in _attempts(Records.read(path, KIND, LiveRun), outputs).items():
         made.setdefault(way, {}).setdefault(number, {})[key] = attempts
     keys = [output.key[:2] for output in outputs]
     whole: dict[Way, dict[Key, list[Attempts]]] = {}
@@ -261,5 +289,9 @@ def _compare(by_prompt: Mapping[Key, list[Record]], *, lossless: bool) -> Measur
         speed_up=float(plain.sum() / seconds.sum()),
         interval=(float(low), float(high)),
         lossless=lossless,
-        states={key: [MachineState(**one) for row in rows for one in row["states"]] for key, rows in by_prompt.items()},
+        states={key: [_machine(one) for row in rows for one in row["states"]] for key, rows in by_prompt.items()},
     )
+
+
+def _machine(state: Record) -> MachineState:
+    return MachineState(state["plain_s"], state["handover_s"], state["arithmetic_s"])

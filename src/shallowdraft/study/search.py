@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import log
 from pathlib import Path
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from shallowdraft import cost
 from shallowdraft.building.continuations import write_continuations
@@ -24,6 +24,7 @@ from shallowdraft.building.training import Recipe, Step, rows_at_once, usual_rat
 from shallowdraft.building.workshop import Workshop, prune_by_importance
 from shallowdraft.decoding.ways import Way, drafting
 from shallowdraft.errors import ClusterError, CorpusError, OptionError, RecordError, ShallowdraftError, TrainingError
+from shallowdraft.files import Count, Size
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
 from shallowdraft.profiling.latency import Profile, measure, points, read_profile
@@ -72,6 +73,29 @@ class Rung:
 
     candidates: int
     tokens: int
+
+
+class Judgement(TypedDict):
+    """What a line of a search must have."""
+
+    candidate: str
+    rung: Count
+    tokens: Count
+    lookahead: Size
+    tar: float
+    speed_up: float
+    tokens_per_s: float
+
+
+class PassedOver(TypedDict):
+    """The same for a candidate that failed."""
+
+    candidate: str
+    rung: Count
+    failed: str
+
+
+LINE = Judgement | PassedOver
 
 
 @dataclass(frozen=True)
@@ -180,7 +204,7 @@ class Search:
             "parents": {name: parent.digest for name, parent in self.builder.parents.items()},
             "rungs": [vars(rung) for rung in rungs],
         }
-        file = Records.open(self.builder.folder / "search.jsonl", KIND, about)
+        file = Records.open(self.builder.folder / "search.jsonl", KIND, about, LINE)
         done = {(row["candidate"], row["rung"]): row for row in file}
         left = list(candidates)
         for number, rung in enumerate(rungs):

@@ -15,9 +15,10 @@ import numpy as np
 from shallowdraft.decoding.generation import Options, generate
 from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.errors import OptionError, RecordError
+from shallowdraft.files import Seconds, SomeSeconds, make
 from shallowdraft.identity import text_digest
 from shallowdraft.models.model import Model
-from shallowdraft.records import Record, Records
+from shallowdraft.records import Records
 from shallowdraft.replay.traces import Output, Trace
 
 KIND = "skip search"
@@ -33,13 +34,13 @@ Skips = tuple[int, ...]
 class Costs:
     """Seconds of a draft step, by what it keeps, and of all else in an iteration."""
 
-    plain_s: float
-    start_s: float
-    attention_s: float
+    plain_s: SomeSeconds
+    start_s: Seconds
+    attention_s: Seconds
     """Of one layer."""
-    ffn_s: float
+    ffn_s: Seconds
     layers: int
-    rest_s: dict[str, float]
+    rest_s: dict[str, SomeSeconds]
     """By lookahead: verification and what lies between."""
 
     def step_s(self, skips: Skips) -> float:
@@ -166,11 +167,10 @@ def search(target: Model, trace: Trace, path: Path, trials: int) -> Iterator[int
         "new_tokens": NEW_TOKENS,
     }
     records = Records.open(path, KIND, about)
-    done = list(records)
-    if not done:
-        done = [asdict(measure_costs(target, rounds[0][0].prompt))]
-        records.append(done[0])
-    costs = Costs(**done[0])
+    known, tried = _read(records)
+    costs = known or measure_costs(target, rounds[0][0].prompt)
+    if not known:
+        records.append(asdict(costs))
     parts = [f"part {part}" for part in range(2 * target.shape.layers)]
     either: dict[str, Any] = dict.fromkeys(parts, optuna.distributions.CategoricalDistribution((False, True)))
 
@@ -178,8 +178,7 @@ def search(target: Model, trace: Trace, path: Path, trials: int) -> Iterator[int
         return {name: part in skips for part, name in enumerate(parts)}
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(done)))
-    tried = [_trial(record) for record in done[1:]]
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(tried) + 1))
     for one in tried:
         study.add_trial(optuna.trial.create_trial(params=named(one.skips), distributions=either, value=one.speed_up))
     first = [skips for skips in uniform_skips(target.shape.layers) if skips not in {one.skips for one in tried}]
@@ -208,11 +207,20 @@ def _rounds(outputs: Sequence[Output]) -> list[Sequence[Output]]:
 
 def read_trials(path: Path) -> list[Trial]:
     """What a search has tried, the best first."""
-    found = [_trial(record) for record in list(Records.read(path, KIND))[1:]]
+    _, found = _read(Records.read(path, KIND))
     if not found:
         raise RecordError(f"{path}: nothing was tried yet; run skip-search on")
     return sorted(found, key=lambda trial: -trial.speed_up)
 
 
-def _trial(record: Record) -> Trial:
-    return Trial(**record | {"skips": tuple(record["skips"])})
+def _read(file: Records) -> tuple[Costs | None, list[Trial]]:
+    """What was measured first, if it was, and what was tried."""
+    lines = file.placed()
+    first = next(lines, None)
+    if first is None:
+        return None, []
+    where, record = first
+    costs = make(Costs, record, where, RecordError)
+    if lacking := {str(lookahead) for lookahead in TIMED} - costs.rest_s.keys():
+        raise RecordError(f"{where}: rest_s has no times of lookahead {min(lacking)}; search anew")
+    return costs, [make(Trial, record, where, RecordError) for where, record in lines]

@@ -1,0 +1,150 @@
+"""The fields that a report needs of each kind of record; records may have more."""
+
+from typing import Annotated, NotRequired, TypedDict
+
+from shallowdraft.files import Count, Range, Seconds, Share, Size, SomeSeconds
+
+Rate = Annotated[float, Range(1e-9, 1e12)]
+"""Tokens an iteration or a second, speed-ups."""
+Bounds = tuple[Rate, Rate]
+
+
+class Times(TypedDict):
+    """Seconds of an iteration."""
+
+    draft_s: Seconds
+    target_s: SomeSeconds
+    rest_s: Seconds
+
+
+class Predicted(Times):
+    """A prediction at one size."""
+
+    lookahead: Count
+    nodes: Count
+    tar: Rate
+    plain_s: SomeSeconds
+
+
+class Measured(TypedDict):
+    """A speed-up that was measured."""
+
+    speed_up: Rate
+    interval: Bounds
+
+
+class Proposer(TypedDict):
+    """Who proposes."""
+
+    name: str
+    drafter: str
+    draft: str
+
+
+class Ranked(Proposer):
+    """A row of a study."""
+
+    shape: NotRequired[str]
+    lookahead: Size
+    nodes: NotRequired[Count]
+    tar: Rate
+    break_even_tar: Rate
+    iteration: Times
+    predicted_speed_up: NotRequired[Rate]
+    predicted_interval: Bounds
+    live: Measured | None
+    curve: NotRequired[list[Predicted]]
+
+
+class Study(TypedDict):
+    """The answer of a study."""
+
+    verdict: str
+    plain_tokens_per_s: Rate
+    rows: list[Ranked]
+    failed: NotRequired[dict[str, str]]
+    stalled: NotRequired[list[str]]
+
+
+class Figures(TypedDict, total=False):
+    """Tokens an iteration by size."""
+
+    tar: dict[int, Rate]
+    tar_interval: dict[int, Bounds]
+
+
+class Replay(Proposer, Figures):
+    """Acceptance of a proposer."""
+
+    shape: NotRequired[str]
+    layers: NotRequired[Count]
+    parameters: NotRequired[Count]
+    sets: NotRequired[dict[str, Figures]]
+    acceptance_by_position: NotRequired[list[Share]]
+
+
+class LiveRun(TypedDict):
+    """Whether an output is plain decoding's."""
+
+    differs: str | None
+    tie: bool
+
+
+class Sample(TypedDict):
+    """Seconds of drafting."""
+
+    draft: str
+    lookahead: Size
+    context: Count
+    batch: Count
+    draft_s: Seconds
+
+
+class Inside(TypedDict):
+    """A text and where its tokens came from."""
+
+    set: str
+    id: str
+    sample: Count
+    drafter: str
+    draft: str
+    lookahead: Count
+    tar: Rate
+    prompt: str
+    tokens: list[tuple[str, str, str | None]]
+
+
+class Correct(TypedDict):
+    """A share of right answers."""
+
+    value: Share
+    interval: tuple[Share, Share]
+
+
+class Score(TypedDict):
+    """A draft on a task."""
+
+    accuracy: Correct
+    loss: float
+
+
+class Scored(TypedDict):
+    """A draft on all tasks."""
+
+    name: str
+    tar: Rate | None
+    sets: dict[str, Score]
+
+
+class Claim(TypedDict):
+    """What accuracy says about TAR."""
+
+    of_accuracy: float | None
+    statement: str
+
+
+class Accuracy(TypedDict):
+    """What `accuracy --json` prints."""
+
+    drafts: list[Scored]
+    claims: dict[str, Claim]
