@@ -327,7 +327,7 @@ def test_bad_input_says_what_to_do_in_one_line(tmp_path: Path, capsys, breakage:
         "lacking": "run the study again",
         "accuracy": "not what shallowdraft accuracy --json prints",
     }
-    assert said.get(breakage, "run the command again") in error
+    assert said.get(breakage, "run the study again") in error
     assert error.count("\n") == 1
 
 

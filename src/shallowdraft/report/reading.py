@@ -74,9 +74,12 @@ def _latest(file: Records | None, *names: str) -> list[Record]:
 def _object(path: Path, wanted: type) -> Record | None:
     if not path.exists():
         return None
-    found = read_json(path, RecordError)
-    require_fields(found, wanted, str(path), RecordError)
-    return found
+    try:
+        content = read_json(path, RecordError)
+        require_fields(content, wanted, str(path), RecordError)
+    except RecordError as error:
+        raise RecordError(f"{error}; if it was edited, run the study again") from None
+    return content
 
 
 def _accuracy(path: Path) -> Accuracy | None:
