@@ -19,6 +19,7 @@ from typing import Any
 from shallowdraft.errors import RecordError
 
 SCHEMA = 1
+RANDOM = "random:"  # what the name of a draft begins with that has a shape and random weights
 _PACKAGES = ("shallowdraft", "torch", "transformers", "numpy")
 
 Record = dict[str, Any]
@@ -103,13 +104,18 @@ def write_whole(path: Path, text: str) -> None:
 def provenance(**more: Any) -> Record:
     """Command, commit, versions, machine, time."""
     return {
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "argv": command(),
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "processor": processor(),
         "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         **more,
     }
+
+
+def command() -> list[str]:
+    """The command line of this process."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def _version(package: str) -> str | None:

@@ -82,6 +82,7 @@ class Predict(DraftCommand):
 
     def _measured(self) -> "list[Forecast]":
         from shallowdraft import cost
+        from shallowdraft.commands.progress import notes
         from shallowdraft.profiling.latency import read_profile, require_machine
         from shallowdraft.replay.acceptance import replay
         from shallowdraft.replay.traces import read_trace
@@ -91,6 +92,7 @@ class Predict(DraftCommand):
         assert self.profile is not None
         self.set_threads()
         trace, profile = read_trace(Path(self.trace)), read_profile(Path(self.profile))
+        notes(profile.notes)
         names = self.draft or profile.drafts
         if not names:
             raise OptionError(f"{self.profile} has the times of no draft model; name one with profile --draft")
@@ -129,6 +131,7 @@ def as_json(found: Forecast) -> dict[str, Any]:
         "break_even_tar": one.break_even_tar,
         **asdict(one.iteration),
         "waterfall": asdict(one.waterfall),
+        "silence": asdict(one.silence) if one.silence else None,
         "verdict": one.verdict,
     }
 
@@ -146,6 +149,9 @@ def show(found: list[Forecast]) -> None:
         table.add_row(*([row.draft] if row.draft else []), str(one.lookahead), f"{one.tar:.2f}", *parts, *speeds)
     console = table_console()
     console.print(table)
+    for row in found:
+        if row.prediction.silence:
+            console.print(f"{row.draft} is {row.prediction.silence}", soft_wrap=True, markup=False)
     best = found[0].prediction
     fall = best.waterfall
     console.print(f"{found[0].draft} {best.verdict}".strip(), soft_wrap=True)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shallowdraft.models.model import Model
+    from shallowdraft.profiling.latency import Point
     from shallowdraft.profiling.latency import Profile as Measured
     from shallowdraft.shapes import ModelShape
 
@@ -41,8 +42,8 @@ class Profile(DraftCommand):
     """The profile: a file of JSON lines with every sample."""
     lookaheads: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
     """Draft tokens an iteration; others lie between on a straight line."""
-    contexts: tuple[int, ...] = (64, 256)
-    """Tokens before the first new one."""
+    contexts: tuple[int, ...] = ()
+    """Tokens before the first new one. Default: 64 256, or what target and draft have room for."""
     batches: tuple[int, ...] = (1,)
     """Prompts at a time."""
     rounds: int = 3
@@ -50,9 +51,9 @@ class Profile(DraftCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
-        from shallowdraft.commands.progress import follow
-        from shallowdraft.decoding.ways import Way, drafting
-        from shallowdraft.profiling.latency import measure, points, read_profile
+        from shallowdraft.commands.progress import follow, notes
+        from shallowdraft.decoding.ways import drafting
+        from shallowdraft.profiling.latency import intend, measure, read_profile
 
         if not (self.draft or self.shapes):
             raise OptionError("there is nothing to time; name a --draft, or --shapes auto")
@@ -61,40 +62,73 @@ class Profile(DraftCommand):
         self.set_threads()
         require_decoder_only(self.target, *self.draft, *([self.parent] if self.parent else []))
         target = sd.load(self.target, self.dtype, self.device)
-        if self.draft:
-            drafts = {name: self.load_draft(name) for name in self.draft}
-            ways = [Way(name, lookahead) for name in self.draft for lookahead in self.lookaheads]
-            wanted = points(ways, self.contexts, self.batches)
-            steps = measure(target, drafting(drafts), wanted, Path(self.out), self.rounds)
-            follow("profiling", steps, self.rounds * len(wanted))
-        if self.shapes:
-            self._time_shapes(target)
-        show(read_profile(Path(self.out)), self._parent_shape(target))
+        drafts = {name: self.load_draft(name) for name in self.draft}
+        shapes = self._shapes_to_time(target)
+        held = {name: draft.shape.context for name, draft in drafts.items()}
+        held |= {name: shape.context for name, shape in shapes.items()}
+        wanted = self._wanted(target.shape.context, held)
+        plan = [point for of_draft in wanted.values() for point in of_draft]
+        intend(target, {("model", name): context for name, context in held.items()}, plan, Path(self.out), self.rounds)
+        if drafts:
+            timed = [point for name in drafts for point in wanted[name]]
+            steps = measure(target, drafting(drafts), timed, Path(self.out), self.rounds)
+            follow("profiling", steps, self.rounds * len(timed))
+        if shapes:
+            self._time_shapes(target, shapes, wanted)
+        profile = read_profile(Path(self.out))
+        notes(profile.notes)
+        show(profile, self._parent_shape(target))
         return 0
+
+    def _wanted(self, target: int, held: "dict[str, int]") -> "dict[str, list[Point]]":
+        """Where to time each draft, given the longest texts that it and the target read; says where these decide."""
+        from shallowdraft.commands.progress import notes
+        from shallowdraft.decoding.ways import Way
+        from shallowdraft.profiling.latency import CONTEXTS, fitting, longest_context, points
+        from shallowdraft.records import RANDOM
+
+        wanted, cut = {}, {}
+        for name, draft in held.items():
+            shape = name.startswith(RANDOM)
+            lookaheads, batches = (FEW, (1,)) if shape else (self.lookaheads, self.batches)
+            contexts = list(self.contexts)
+            if not contexts:
+                contexts = fitting(CONTEXTS, longest_context(target, draft, max(lookaheads)))
+            if not self.contexts and contexts != list(CONTEXTS):
+                whose = "the target has" if target <= draft else "it has" if not shape else "the parent has"
+                where = f"at contexts {' '.join(map(str, contexts))}: {whose} one of {min(target, draft):,} tokens"
+                cut["shapes are" if shape else f"{name} is"] = where
+            wanted[name] = points([Way(name, lookahead) for lookahead in lookaheads], contexts, batches)
+        notes(f"{who} timed {where}" for who, where in cut.items())
+        return wanted
 
     def _parent_shape(self, target: "Model") -> "ModelShape":
         from shallowdraft.models.checkpoint import find_folder, read_shape
 
         return read_shape(find_folder(self.parent)) if self.parent else target.shape
 
-    def _time_shapes(self, target: "Model") -> None:
-        """One after the other, so that one is in memory at a time."""
-        from shallowdraft.commands.progress import follow
-        from shallowdraft.decoding.ways import Way, drafting
-        from shallowdraft.models.synthetic import random_draft
-        from shallowdraft.profiling.latency import measure, points
-        from shallowdraft.profiling.law import RANDOM, shape_of, trial_shapes
+    def _shapes_to_time(self, target: "Model") -> "dict[str, ModelShape]":
+        """By the name that each has in the profile."""
+        from shallowdraft.profiling.law import shape_of, trial_shapes
+        from shallowdraft.records import RANDOM
 
         parent = self._parent_shape(target)
         given = (str(one) for one in trial_shapes(parent)) if self.shapes == ("auto",) else self.shapes
-        names = [f"{RANDOM}{one}" for one in given]
-        wanted = {name: points([Way(name, d) for d in FEW], self.contexts, [1]) for name in names}
-        size = self.rounds * sum(map(len, wanted.values()))
+        return {name: shape_of(name, parent) for name in (f"{RANDOM}{one}" for one in given)}
+
+    def _time_shapes(self, target: "Model", shapes: "dict[str, ModelShape]", wanted: "dict[str, list[Point]]") -> None:
+        """One after the other, so that one is in memory at a time."""
+        from shallowdraft.commands.progress import follow
+        from shallowdraft.decoding.ways import drafting
+        from shallowdraft.models.synthetic import random_draft
+        from shallowdraft.profiling.latency import measure
+
+        size = self.rounds * sum(len(wanted[name]) for name in shapes)
 
         def steps() -> Iterator[int]:
             done = 0
-            for name, of_shape in wanted.items():
-                draft = random_draft(name, shape_of(name, parent), target, self.draft_dtype)
+            for name, shape in shapes.items():
+                draft, of_shape = random_draft(name, shape, target, self.draft_dtype), wanted[name]
                 for count in measure(target, drafting({name: draft}), of_shape, Path(self.out), self.rounds):
                     yield done + count
                 done += self.rounds * len(of_shape)
@@ -106,12 +140,10 @@ def show(profile: "Measured", parent: "ModelShape") -> None:
     """Iterations of every draft, passes of the target; of shapes Figure 4 and the law."""
     from shallowdraft.commands.tables import table_console
     from shallowdraft.profiling.latency import ANY
-    from shallowdraft.profiling.law import RANDOM
 
     console = table_console()
-    drafts = [name for name in profile.drafts if not name.startswith(RANDOM)]
     for batch, context in sorted({(point.batch, point.context) for point in profile.samples}):
-        here = {draft: found for draft in drafts if (found := profile.lookaheads_in(draft, context, batch))}
+        here = {draft: found for draft in profile.drafts if (found := profile.lookaheads_in(draft, context, batch))}
         if here:
             console.print(_iterations(profile, here, context, batch))
         passes = [(1, profile.pass_s(context, batch))]
@@ -121,7 +153,7 @@ def show(profile: "Measured", parent: "ModelShape") -> None:
             + ", ".join(f"{tokens}: {1e3 * seconds:.2f}" for tokens, seconds in passes),
             soft_wrap=True,
         )
-    if len(drafts) < len(profile.drafts):
+    if profile.shapes:
         console.print(*_shapes(profile, parent), sep="\n", soft_wrap=True)
 
 
@@ -147,12 +179,13 @@ def _cell(profile: "Measured", draft: str, lookahead: int, context: int, batch: 
 
 def _shapes(profile: "Measured", parent: "ModelShape") -> "Iterator[str]":
     """Figure 4, and the law with its residuals."""
-    from shallowdraft.profiling.law import FEWEST, RANDOM, figure_4, fit, observations
+    from shallowdraft.profiling.law import FEWEST, figure_4, fit, observations
+    from shallowdraft.records import RANDOM
 
     context = min(point.context for point in profile.samples)
     d = max(FEW)
     for title, family in figure_4(parent).items():
-        timed = [shape for shape in family if f"{RANDOM}{shape}" in profile.drafts]
+        timed = [shape for shape in family if str(shape) in profile.shapes]
         if timed:
             steps = (1e3 * profile.iteration(f"{RANDOM}{shape}", d, context).draft_s / d for shape in timed)
             yield f"ms a draft step, {title}: " + ", ".join(

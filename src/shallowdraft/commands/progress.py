@@ -1,7 +1,7 @@
 """A line of progress on stderr for work that can be counted; into a log, a new line now and then."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 LOG_EVERY_S = 30
 
@@ -25,3 +25,12 @@ def follow(name: str, done: Iterator[int], total: int) -> None:
     except KeyboardInterrupt:
         console.print("what is done is kept; the same command goes on", style="dim")
         raise
+
+
+def notes(lines: Iterable[str]) -> None:
+    """What the user should know beside the result: a line each on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    for line in lines:
+        console.print(line, style="dim", soft_wrap=True, markup=False)

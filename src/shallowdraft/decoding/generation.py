@@ -329,6 +329,12 @@ class Run:
         self.engine.rewind()
         for row in self.rows:
             row.tokens.clear()
+            row.finish_reason = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another iteration follows, in which a draft has room for a whole proposal."""
+        return self.engine.within_draft_context and not all(row.finish_reason for row in self.rows)
 
     def times(self) -> Times:
         if self._times:

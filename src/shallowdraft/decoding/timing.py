@@ -34,20 +34,24 @@ def time_beside_plain(
     """Seconds of `count` iterations in each way and of as many plain ones beside them, and the machine's state then.
 
     By turn and way. Plain decoding runs before and after each. All begin where the prompt ends, with `warm_up`
-    iterations more.
+    iterations more, and again where the text, or the draft's context, is full. A draft must have room for one proposal.
     """
     runs = [_endless(target, prompts, Settings(**way), warm_up + count) for way in (Options(), *ways)]
     steps = [run.iterations() for run in runs]
     for one in steps:
         next(one)
 
+    def iterate(way: int, times: int) -> None:
+        for _ in range(times):
+            if not runs[way].goes_on:
+                runs[way].rewind()
+            next(steps[way])
+
     def sample(way: int) -> Times:
         runs[way].rewind()
-        for _ in range(warm_up):
-            next(steps[way])
+        iterate(way, warm_up)
         before = runs[way].times()
-        for _ in range(count):
-            next(steps[way])
+        iterate(way, count)
         return runs[way].times() - before
 
     found: list[list[tuple[Times, Times, MachineState]]] = []

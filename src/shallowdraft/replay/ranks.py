@@ -50,6 +50,13 @@ class Ranks:
             for row, room in zip(self.ranks, self.room, strict=True)
         ]
 
+    def offered(self, tree: Tree) -> list[list[int]]:
+        """For each output, how deep an iteration proposes that begins at each place."""
+        return [
+            [tree.depth if at + tree.depth <= room else 0 for at in range(len(row))]
+            for row, room in zip(self.ranks, self.room, strict=True)
+        ]
+
     def iterations(self, tree: Tree) -> list[list[int]]:
         """For each output, the draft tokens that each iteration keeps."""
         return [steps(row) for row in self.kept(tree)]
@@ -64,7 +71,9 @@ def replay_trees(draft: Model, trace: Trace, nodes: Sequence[int], *, fits: bool
     ranks = replay_ranks(draft, trace, fits=fits)
     trees = {count: ranks.tree(count) for count in nodes}
     ways = {count: Way(draft.name, tree.depth, "tree", tree.parents) for count, tree in trees.items()}
-    return Counted(draft.name, trace, ways, {count: ranks.kept(tree) for count, tree in trees.items()})
+    kept = {count: ranks.kept(tree) for count, tree in trees.items()}
+    offered = {count: ranks.offered(tree) for count, tree in trees.items()}
+    return Counted(draft.name, trace, ways, kept, offered, draft.shape.context)
 
 
 def replay_ranks(draft: Model, trace: Trace, *, fits: bool = False) -> Ranks:

@@ -27,10 +27,16 @@ class Walk:
     """[N, D] expected."""
     reached: Floats
     """[N, D, largest lookahead] expected iterations that keep at least 1, 2, … draft tokens."""
+    silent: Floats
+    """[N, D] expected iterations that propose nothing."""
 
     def at(self, size: int) -> Floats:
         """Iterations [N] at one size."""
         return self.iterations[:, self.sizes.index(size)]
+
+    def silent_at(self, size: int) -> Floats:
+        """Iterations [N] at one size that propose nothing."""
+        return self.silent[:, self.sizes.index(size)]
 
     def tar(self, rows: NDArray[np.int64] | slice = slice(None)) -> Floats:
         """Tokens an iteration [..., D] of sequences together: a quotient of sums, never a mean of quotients."""
@@ -55,20 +61,22 @@ def walk(accepted: Sequence[Sequence[float] | Floats], lookaheads: Sequence[int]
         chance[row, : len(values)] = values
     # mass[n, d, k]: the probability of being in an iteration that has kept k draft tokens so far
     mass = np.zeros((len(accepted), len(depths), deepest + 1))
-    iterations, reached = np.zeros(mass.shape[:2]), np.zeros((*mass.shape[:2], deepest))
+    iterations, silent = np.zeros(mass.shape[:2]), np.zeros(mass.shape[:2])
+    reached = np.zeros((*mass.shape[:2], deepest))
     may_draft = depths[:, None] > np.arange(deepest + 1)  # [D, k]: another draft token may follow
     starts = np.ones(mass.shape[:2])
     for token in range(longest):
         inside = (token < counts)[:, None]
         drafts = token + depths <= np.array(room)[:, None]
         iterations += np.where(inside, starts, 0.0)
+        silent += np.where(inside & ~drafts, starts, 0.0)
         mass[..., 0] += np.where(drafts, starts, 0.0)
         kept = np.where(may_draft, mass, 0.0) * chance[:, token, None, None]
         starts = mass.sum(-1) - kept.sum(-1) + np.where(drafts, 0.0, starts)
         mass = np.zeros_like(mass)
         mass[..., 1:] = kept[..., :-1]
         reached += np.where(inside[..., None], mass[..., 1:], 0.0)
-    return Walk(tuple(lookaheads), counts.astype(float), iterations, reached)
+    return Walk(tuple(lookaheads), counts.astype(float), iterations, reached, silent)
 
 
 def iterations_of(matched: Sequence[bool], lookahead: int, room: int) -> list[int]:

@@ -89,7 +89,9 @@ def _warnings(run: Run) -> list[str]:
         f"The machine stalled on {', '.join(run.stalled)}: left out of what was measured. To measure again, remove "
         f"{run.folder}/live.jsonl and run the study."
     )
-    return [f"{name} was left out: {why}" for name, why in run.failed.items()] + ([stalls] if run.stalled else [])
+    left_out = [f"{name} was left out: {why}" for name, why in run.failed.items()]
+    silent = [f"{one.name} is {one.best.silence}." for one in run.predicted if one.best.silence]
+    return [*left_out, *silent, *([stalls] if run.stalled else [])]
 
 
 def verdict_of(run: Run) -> str:

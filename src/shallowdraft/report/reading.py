@@ -7,15 +7,14 @@ from pathlib import Path
 from statistics import median
 
 from shallowdraft.bench.levels import KIND, speed_up, summarise
-from shallowdraft.cost import Iteration, Prediction
+from shallowdraft.cost import Iteration, Prediction, Silence
 from shallowdraft.errors import OptionError, RecordError
-from shallowdraft.records import Record, Records
+from shallowdraft.records import RANDOM, Record, Records
 from shallowdraft.report.run import Accuracy, Asked, Entry, Live, Run, Score, Server, Step, Tars, Text, label
 from shallowdraft.shapes import parse
 
 FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
 """Names of files and kinds of records."""
-RANDOM = "random:"  # what the name of a draft begins with that was timed with random weights
 
 
 def read_run(folder: Path) -> Run:
@@ -180,7 +179,12 @@ def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
     return replace(
         named,
         prediction=Prediction(
-            row["lookahead"], row["tar"], times, times.total_s / row["break_even_tar"], row.get("nodes", 0)
+            row["lookahead"],
+            row["tar"],
+            times,
+            times.total_s / row["break_even_tar"],
+            row.get("nodes", 0),
+            _silence(row),
         ),
         interval=(low, high),
         live=Live(live["speed_up"], tuple(live["interval"])) if live else None,
@@ -195,12 +199,17 @@ def _tars(figures: Record) -> Tars:
 
 def _prediction(one: Record) -> Prediction:
     times = Iteration(one["draft_s"], one["target_s"], one["rest_s"])
-    return Prediction(one["lookahead"], one["tar"], times, one["plain_s"], one["nodes"])
+    return Prediction(one["lookahead"], one["tar"], times, one["plain_s"], one["nodes"], _silence(one))
+
+
+def _silence(row: Record) -> Silence | None:
+    """Earlier records do not know of any."""
+    return Silence(**row["silence"]) if row.get("silence") else None
 
 
 def _steps(profile: Iterable[Record]) -> list[Step]:
     """Medians over all samples at the shortest context."""
-    rows = [row for row in profile if row["draft"].startswith(RANDOM) and row["batch"] == 1]
+    rows = [row for row in profile if row.get("draft", "").startswith(RANDOM) and row["batch"] == 1]
     shortest = min((row["context"] for row in rows), default=0)
     times: dict[str, list[float]] = {}
     for row in rows:
