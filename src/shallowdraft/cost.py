@@ -4,7 +4,7 @@ An iteration drafts `d` tokens one after the other, verifies them in one pass an
 of one iteration at a fixed lookahead. No torch here: the figures may come from any engine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite
@@ -30,6 +30,35 @@ class Iteration:
     @property
     def total_s(self) -> float:
         return self.draft_s + self.target_s + self.rest_s
+
+
+def mean_iteration(iterations: Sequence[Iteration], weights: Sequence[float]) -> Iteration:
+    """Return the weighted mean, part by part; with no weight at all the first one."""
+    total = sum(weights)
+    if not total:
+        return iterations[0]
+    rows = list(zip(iterations, weights, strict=True))
+
+    def mean(part: str) -> float:
+        return float(sum(getattr(one, part) * weight for one, weight in rows) / total)
+
+    return Iteration(mean("draft_s"), mean("target_s"), mean("rest_s"))
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Where a draft proposes nothing, because its context is full: decoding is plain there."""
+
+    begins: int
+    """Tokens of text from which on it is silent."""
+    iterations: float
+    """The share of iterations that were plain therefore."""
+    tokens: float
+    """The share of new tokens that they yielded."""
+
+    def __str__(self) -> str:
+        share = f"{self.tokens:.0%}" if self.tokens > 0.01 else f"{self.tokens:.1%}"
+        return f"silent from {self.begins:,} tokens of text on, where its context is full: {share} of the new tokens"
 
 
 def throughput(tar: float, iteration: Iteration) -> float:
@@ -109,6 +138,8 @@ class Prediction:
     """Seconds a token of plain decoding."""
     nodes: int = 0
     """Of a tree, which is `lookahead` deep."""
+    silence: Silence | None = None
+    """Where its draft proposed nothing; TAR and times count those iterations too."""
 
     @property
     def size(self) -> int:
@@ -131,9 +162,14 @@ class Prediction:
         return required_tar(1 / self.plain_s, self.iteration)
 
     @property
+    def most_tar(self) -> float:
+        """The TAR if every draft token were accepted, in as many iterations that propose any: d + 1 if all do."""
+        return 1 + (1 - (self.silence.iterations if self.silence else 0.0)) * self.lookahead
+
+    @property
     def reachable(self) -> bool:
-        """Whether any draft that is this slow could pay: TAR is at most d + 1."""
-        return self.break_even_tar < self.lookahead + 1
+        """Whether any draft that is this slow could pay."""
+        return self.break_even_tar < self.most_tar
 
     @property
     def waterfall(self) -> Waterfall:
@@ -156,7 +192,7 @@ class Prediction:
         if not self.reachable:
             return (
                 f"cannot pay {self.where}: an iteration takes as long as {self.break_even_tar:.2f} "
-                f"tokens of plain decoding and yields {self.lookahead + 1} at most; a faster draft is needed"
+                f"tokens of plain decoding and yields {self.most_tar:.3g} at most; a faster draft is needed"
             )
         return f"does not pay, {self.speed_up:.2f}x {self.where}; {needs}"
 

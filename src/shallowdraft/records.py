@@ -26,6 +26,7 @@ from shallowdraft.files import naming, parse_json, read_lines, require_fields
 
 SCHEMA = 1
 DIGEST = "_digest"  # how the key ends under which the content of something is known
+RANDOM = "random:"  # what the name of a draft begins with that has a shape and random weights
 _PACKAGES = ("shallowdraft", "torch", "transformers", "numpy")
 
 KEY_OPTION = "--api-key"
@@ -161,13 +162,18 @@ def write_whole(path: Path, text: str) -> None:
 def provenance(**more: Any) -> Record:
     """Command, commit, versions, machine, time."""
     return {
-        "argv": masked([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "argv": command(),
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "processor": processor(),
         "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         **more,
     }
+
+
+def command() -> list[str]:
+    """The command line of this process, as records may keep it."""
+    return masked([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def masked(argv: Sequence[str]) -> list[str]:

@@ -342,6 +342,21 @@ def test_one_prompt_alone_is_not_drafted_for_where_that_is_slower(
     assert found.interval == (live and (live - 0.2, live + 0.2))
 
 
+def test_iterations_in_which_the_draft_was_silent_are_plain_in_batches_too(tmp_path: Path):
+    """By its TAR alone the draft would be twice as fast."""
+    run = timed_run(tmp_path / "run", 1.2, None)
+    silent = {"drafter": "model", "draft": "zoo:2x192", "tar": {"1": 1.6}}
+    silent["silence"] = {"1": {"begins": 100, "iterations": 0.9, "tokens": 0.56}}
+    replays = Records.read(run / "replays.jsonl", REPLAYS)
+    replays.append(silent)
+    slow = {"draft": "zoo:2x192", "lookahead": 1, "context": 2, "round": 0, "turn": 0, "batch": 8}
+    slow |= {"plain_s": 1.0, "draft_s": 1.3, "target_s": 0.7, "rest_s": 0.0, "handover_s": 0.0, "arithmetic_s": 0.0}
+    Records.read(run / "profile.jsonl", PROFILE).append(slow)
+    assert advise(run, "zoo:target", "zoo:2x192").by_batch == {1: 1, 4: 1, 8: 1}
+    replays.append(silent | {"silence": {}})
+    assert advise(run, "zoo:target", "zoo:2x192").by_batch == {1: 1, 4: 1, 8: 0}
+
+
 def test_batches_that_were_timed_with_less_than_the_study_looked_ahead(tmp_path: Path):
     run = timed_run(tmp_path / "run", 1.2, None)
     far = {"drafter": "model", "draft": "zoo:2x192", "tar": {"2": 1.9, "3": 2.2}}

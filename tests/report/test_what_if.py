@@ -1,23 +1,24 @@
 """The sliders' formula is that of cost.py: Vega computes it, cost.py says what it must be."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import altair as alt
 import pytest
 import vl_convert
 from made_run import prediction
 
-from shallowdraft.cost import Iteration, Prediction
+from shallowdraft.cost import Iteration, Prediction, Silence
 from shallowdraft.report.what_if import EXPRESSIONS, SLIDERS
 
 POINTS = [prediction(at, lookahead) for at in (0, 3, 15) for lookahead in (1, 2, 7, 32)]
+POINTS.append(replace(POINTS[-2], silence=Silence(200, 0.3, 0.1)))
 
 
 def in_vega(settings: dict[str, float]) -> list[tuple[float, float]]:
     """Throughput and speed-up of every point, as the page's expressions give them."""
     rows = [
-        {"number": number, "lookahead": one.lookahead, "tar": one.tar, "plain_s": one.plain_s, **asdict(one.iteration)}
+        {"number": number, "most_tar": one.most_tar, "tar": one.tar, "plain_s": one.plain_s, **asdict(one.iteration)}
         for number, one in enumerate(POINTS)
     ]
     chart = alt.Chart(alt.InlineData(values=rows))
@@ -34,7 +35,7 @@ def in_vega(settings: dict[str, float]) -> list[tuple[float, float]]:
 def expected(one: Prediction, settings: dict[str, float]) -> Prediction:
     draft, target, acceptance, bandwidth = (settings[name] for name in SLIDERS)
     times = one.iteration
-    tar = min(one.lookahead + 1, 1 + (one.tar - 1) * acceptance)
+    tar = min(one.most_tar, 1 + (one.tar - 1) * acceptance)
     new = Iteration(times.draft_s * draft / bandwidth, times.target_s * target / bandwidth, times.rest_s)
     return Prediction(one.lookahead, tar, new, one.plain_s * target / bandwidth)
 

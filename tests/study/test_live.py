@@ -78,7 +78,7 @@ def test_predictions_are_for_the_states_of_runs_that_count(tmp_path: Path):
         file.append(place | times | {"handover_s": 0.0, "arithmetic_s": 0.0})
     profile = latency.read_profile(tmp_path / "profile")
     trace = Trace("t", {}, Sampling(), outputs())
-    replayed = Counted("1x256", trace, {1: SMALL}, {1: [[ITERATIONS]] * 6}, {1: [[0, ITERATIONS]] * 6})
+    replayed = Counted("1x256", trace, {1: SMALL}, {1: [[ITERATIONS]] * 6}, {1: [[1]] * 6})
     states = said(tmp_path / "stalled", stalled_on_4(), outputs()).by_way[SMALL].states
     assert set(states) == {("zoo", f"books-{at}") for at in (0, 1, 2, 3, 5)}
     assert forecast_at(replayed, profile, 1, states).break_even_tar > 1

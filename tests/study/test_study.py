@@ -92,7 +92,7 @@ def keys(folder: Path) -> dict[str, Counter[tuple]]:
     found = {}
     for file, parts in names.items():
         rows = [json.loads(line) for line in (folder / file).read_text().splitlines()[1:]]
-        found[file] = Counter(tuple(row[part] for part in parts) for row in rows)
+        found[file] = Counter(tuple(row[part] for part in parts) for row in rows if latency.PLANNED not in row)
     return found | {"live.jsonl": Counter(set(found["live.jsonl"]))}
 
 

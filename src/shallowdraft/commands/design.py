@@ -66,6 +66,7 @@ class Design(ClusterCommand):
     {"best", "found", "draft", "failed"}."""
 
     def run(self) -> int:
+        from shallowdraft.commands.progress import notes
         from shallowdraft.identity import folder_digest
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.model import resolve_device
@@ -81,6 +82,7 @@ class Design(ClusterCommand):
             raise OptionError("--cluster is for --search, all else is quick; leave one out or give both")
         lookaheads = parse_lookaheads(self.lookaheads)
         profile = read_profile(Path(self.profile))
+        notes(profile.notes)
         require_machine(profile, resolve_device(self.device))
         require_target(profile, self.target, folder_digest(find_folder(self.target)))
         names = self.parent or (self.target,)
@@ -182,7 +184,6 @@ class Design(ClusterCommand):
     def _best(self, profile: "Profile") -> tuple[dict[str, Any], float]:
         """The fastest of the profile's drafts, by prediction; and the trace's context."""
         from shallowdraft import cost
-        from shallowdraft.profiling.law import RANDOM
         from shallowdraft.replay.acceptance import replay
         from shallowdraft.replay.traces import read_trace
         from shallowdraft.study.forecast import forecast
@@ -191,14 +192,13 @@ class Design(ClusterCommand):
         self.set_threads()
         trace = read_trace(Path(self.trace))
         trace.require_target(self.target, profile.about.get("target_digest"))
-        names = [name for name in profile.drafts if not name.startswith(RANDOM)]
-        made = {name: cost.best(forecast(replay(self.load_draft(name), trace), profile)) for name in names}
+        made = {name: cost.best(forecast(replay(self.load_draft(name), trace), profile)) for name in profile.drafts}
         if not made:
             return {}, trace.mean_context
         name = max(made, key=lambda one: made[one].tokens_per_s)
         one = made[name]
         best = {"draft": name, "lookahead": one.lookahead, "tokens_per_s": one.tokens_per_s, "speed_up": one.speed_up}
-        return best, trace.mean_context
+        return best | {"silence": asdict(one.silence) if one.silence else None}, trace.mean_context
 
 
 def show_search(rows: "Iterable[Record]", found: "Winner", best: dict[str, Any], draft: Path) -> None:
@@ -238,6 +238,7 @@ def show(found: "list[Found]", best: dict[str, Any], accuracy: str) -> None:
     from collections import Counter
 
     from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.cost import Silence
 
     goal = f"to beat {best['draft']}" if best else ""
     columns = ("shape", "parameters", "as fast", "ms a step", "breaks even at", *([goal] if goal else []))
@@ -260,6 +261,8 @@ def show(found: "list[Found]", best: dict[str, Any], accuracy: str) -> None:
             f"{best['speed_up']:.2f}x",
             soft_wrap=True,
         )
+        if best["silence"]:
+            console.print(f"{best['draft']} is {Silence(**best['silence'])}", soft_wrap=True, markup=False)
 
 
 def _needed(one: "Needed") -> str:

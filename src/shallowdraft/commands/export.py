@@ -44,6 +44,7 @@ class Export(Command):
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 
     def run(self) -> int:
+        from shallowdraft.commands.progress import notes
         from shallowdraft.export.engines import followed
         from shallowdraft.export.export import START, export
 
@@ -51,6 +52,7 @@ class Export(Command):
             raise OptionError("no other engine reads our int8; use float32, bfloat16 or float16")
         require_decoder_only(self.target, self.draft)
         advice = self._advice()
+        notes(advice.notes)
         made = export(self.draft, self.target, self.engine, advice, Path(self.out), self.dtype)
         if self.json_output:
             found = {"folder": self.out, "command": made.setup.command, "files": made.setup.files}

@@ -52,6 +52,7 @@ class Inspect(ModelCommand):
             "device": str(device),
             "dtype": dtype,
             "free_bytes": free_bytes(device),
+            "silent_from": _silent_from(*(one.shape for one in found)) if check else None,
         }
         if self.json_output:
             print(json.dumps(report))
@@ -95,6 +96,11 @@ class _Inspected:
 
         maps = [None if one.folder is None else vocabulary_of(load_tokenizer(one.folder)) for one in (self, draft)]
         return compare(maps[0], maps[1], self.shape.vocab, draft.shape.vocab)
+
+
+def _silent_from(target: ModelShape, draft: ModelShape) -> int | None:
+    """The text length beyond which only the target reads, if there is one."""
+    return draft.context if draft.context < target.context else None
 
 
 def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
@@ -145,6 +151,14 @@ def _show(report: dict[str, Any]) -> None:
     if reason := models[-1]["draft_dtype_reason"]:
         console.print(
             f"{models[-1]['name']} drafts in {models[-1]['draft_dtype']}: {reason}", soft_wrap=True, markup=False
+        )
+    if report["silent_from"] is not None:
+        target, draft = models
+        console.print(
+            f"silent: beyond {draft['context']:,} tokens of text {draft['name']} proposes nothing; from there to the "
+            f"{target['context']:,} of {target['name']} decoding is plain",
+            soft_wrap=True,
+            markup=False,
         )
     if check := report["vocabulary"]:
         console.print(f"vocabulary: {check['relation']} ({check['detail']})", soft_wrap=True)

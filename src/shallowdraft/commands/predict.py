@@ -82,6 +82,7 @@ class Predict(DraftCommand):
 
     def _measured(self) -> "list[Forecast]":
         from shallowdraft import cost
+        from shallowdraft.commands.progress import notes
         from shallowdraft.profiling.latency import read_profile, require_machine, require_target
         from shallowdraft.replay.acceptance import replay
         from shallowdraft.replay.traces import read_trace
@@ -92,6 +93,7 @@ class Predict(DraftCommand):
         self.set_threads()
         trace, profile = read_trace(Path(self.trace)), read_profile(Path(self.profile))
         require_target(profile, f"{trace.target}, whose trace this is,", trace.target_digest)
+        notes(profile.notes)
         names = self.draft or profile.drafts
         if not names:
             raise OptionError(f"{self.profile} has the times of no draft model; name one with profile --draft")
@@ -130,6 +132,7 @@ def as_json(found: Forecast) -> dict[str, Any]:
         "break_even_tar": one.break_even_tar,
         **asdict(one.iteration),
         "waterfall": asdict(one.waterfall),
+        "silence": asdict(one.silence) if one.silence else None,
         "verdict": one.verdict,
     }
 
@@ -147,6 +150,9 @@ def show(found: list[Forecast]) -> None:
         table.add_row(*([row.draft] if row.draft else []), str(one.lookahead), f"{one.tar:.2f}", *parts, *speeds)
     console = table_console()
     console.print(table)
+    for row in found:
+        if row.prediction.silence:
+            console.print(f"{row.draft} is {row.prediction.silence}", soft_wrap=True, markup=False)
     best = found[0].prediction
     fall = best.waterfall
     console.print(f"{found[0].draft} {best.verdict}".strip(), soft_wrap=True)

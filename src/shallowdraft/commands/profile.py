@@ -1,7 +1,7 @@
 """shallowdraft profile: how long an iteration takes on this machine."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shallowdraft.models.model import Model
+    from shallowdraft.profiling.latency import Point
     from shallowdraft.profiling.latency import Profile as Measured
     from shallowdraft.shapes import ModelShape
 
@@ -41,8 +42,8 @@ class Profile(DraftCommand):
     """The profile: a file of JSON lines with every sample."""
     lookaheads: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
     """Draft tokens an iteration; others lie between on a straight line."""
-    contexts: tuple[int, ...] = (64, 256)
-    """Tokens before the first new one."""
+    contexts: tuple[int, ...] = ()
+    """Tokens before the first new one. Default: 64 256, or what target and draft have room for."""
     batches: tuple[int, ...] = (1,)
     """Prompts at a time."""
     rounds: int = 3
@@ -50,9 +51,9 @@ class Profile(DraftCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
-        from shallowdraft.commands.progress import follow
-        from shallowdraft.decoding.ways import Way, drafting
-        from shallowdraft.profiling.latency import measure, points, read_profile
+        from shallowdraft.commands.progress import follow, notes
+        from shallowdraft.decoding.ways import drafting
+        from shallowdraft.profiling.latency import intend, measure, read_profile
 
         if not (self.draft or self.shapes):
             raise OptionError("there is nothing to time; name a --draft, or --shapes auto")
@@ -63,16 +64,48 @@ class Profile(DraftCommand):
         parent = self._parent_shape()
         trials = self._trials(parent)
         target = sd.load(self.target, self.dtype, self.device)
-        if self.draft:
-            drafts = {name: self.load_draft(name) for name in self.draft}
-            ways = [Way.with_draft(draft, lookahead) for draft in drafts.values() for lookahead in self.lookaheads]
-            wanted = points(ways, self.contexts, self.batches)
-            steps = measure(target, drafting(drafts), wanted, Path(self.out), self.rounds)
-            follow("profiling", steps, self.rounds * len(wanted))
+        drafts = {name: self.load_draft(name) for name in self.draft}
+        wanted = self._wanted(target, drafts, trials)
+        held = {name: draft.shape.context for name, draft in drafts.items()}
+        held |= {name: shape.context for name, shape in trials.items()}
+        plan = [point for of_draft in wanted.values() for point in of_draft]
+        intend(target, {("model", name): context for name, context in held.items()}, plan, Path(self.out), self.rounds)
+        if drafts:
+            timed = [point for name in drafts for point in wanted[name]]
+            steps = measure(target, drafting(drafts), timed, Path(self.out), self.rounds)
+            follow("profiling", steps, self.rounds * len(timed))
         if trials:
-            self._time_shapes(target, trials)
-        show(read_profile(Path(self.out)), parent)
+            self._time_shapes(target, trials, wanted)
+        profile = read_profile(Path(self.out))
+        notes(profile.notes)
+        show(profile, parent)
         return 0
+
+    def _wanted(
+        self, target: "Model", drafts: "dict[str, Model]", trials: "dict[str, ModelShape]"
+    ) -> "dict[str, list[Point]]":
+        """Where to time each draft; says where the longest texts that it and the target read decide."""
+        from shallowdraft.commands.progress import notes
+        from shallowdraft.decoding.ways import Way
+        from shallowdraft.models.synthetic import random_precision
+        from shallowdraft.profiling.latency import CONTEXTS, fitting, longest_context, points
+
+        wanted, cut, reads = {}, {}, target.shape.context
+        ways = {name: Way.with_draft(draft, 1) for name, draft in drafts.items()}
+        for name, shape in trials.items():
+            ways[name] = Way(name, 1, dtype=random_precision(shape, target, self.draft_dtype))
+        for name, way in ways.items():
+            random = name in trials
+            held = (trials[name] if random else drafts[name].shape).context
+            lookaheads, batches = (FEW, (1,)) if random else (self.lookaheads, self.batches)
+            contexts = list(self.contexts) or fitting(CONTEXTS, longest_context(reads, held, max(lookaheads)))
+            if not self.contexts and contexts != list(CONTEXTS):
+                whose = "the target has" if reads <= held else "the parent has" if random else "it has"
+                where = f"at contexts {' '.join(map(str, contexts))}: {whose} one of {min(reads, held):,} tokens"
+                cut["shapes are" if random else f"{name} is"] = where
+            wanted[name] = points([replace(way, lookahead=d) for d in lookaheads], contexts, batches)
+        notes(f"{who} timed {where}" for who, where in cut.items())
+        return wanted
 
     def _parent_shape(self) -> "ModelShape":
         from shallowdraft.models.checkpoint import find_folder, read_shape
@@ -82,7 +115,8 @@ class Profile(DraftCommand):
     def _trials(self, parent: "ModelShape") -> "dict[str, ModelShape]":
         """The shapes to time, by the names of drafts with random weights; refused before anything is loaded."""
         from shallowdraft.portable import require_portable
-        from shallowdraft.profiling.law import RANDOM, shape_of, trial_shapes
+        from shallowdraft.profiling.law import shape_of, trial_shapes
+        from shallowdraft.records import RANDOM
 
         given = (str(shape) for shape in trial_shapes(parent)) if self.shapes == ("auto",) else self.shapes
         trials = {f"{RANDOM}{notation}": shape_of(notation, parent) for notation in given}
@@ -90,35 +124,34 @@ class Profile(DraftCommand):
             require_portable(shape)
         return trials
 
-    def _time_shapes(self, target: "Model", trials: "dict[str, ModelShape]") -> None:
+    def _time_shapes(self, target: "Model", trials: "dict[str, ModelShape]", wanted: "dict[str, list[Point]]") -> None:
         """One after the other, so that one is in memory at a time."""
         from shallowdraft.commands.progress import follow
-        from shallowdraft.decoding.ways import Way, drafting
+        from shallowdraft.decoding.ways import drafting
         from shallowdraft.models.synthetic import random_draft
-        from shallowdraft.profiling.latency import measure, points
+        from shallowdraft.profiling.latency import measure
 
-        samples = self.rounds * len(FEW) * len(self.contexts)
+        size = self.rounds * sum(len(wanted[name]) for name in trials)
 
         def steps() -> Iterator[int]:
-            for number, (name, shape) in enumerate(trials.items()):
-                draft = random_draft(name, shape, target, self.draft_dtype)
-                wanted = points([Way.with_draft(draft, d) for d in FEW], self.contexts, [1])
-                for count in measure(target, drafting({name: draft}), wanted, Path(self.out), self.rounds):
-                    yield number * samples + count
+            done = 0
+            for name, shape in trials.items():
+                draft, of_shape = random_draft(name, shape, target, self.draft_dtype), wanted[name]
+                for count in measure(target, drafting({name: draft}), of_shape, Path(self.out), self.rounds):
+                    yield done + count
+                done += self.rounds * len(of_shape)
 
-        follow("timing shapes", steps(), len(trials) * samples)
+        follow("timing shapes", steps(), size)
 
 
 def show(profile: "Measured", parent: "ModelShape") -> None:
     """Iterations of every draft, passes of the target; of shapes Figure 4 and the law."""
     from shallowdraft.commands.tables import table_console
     from shallowdraft.profiling.latency import ANY
-    from shallowdraft.profiling.law import RANDOM
 
     console = table_console()
-    drafts = [name for name in profile.drafts if not name.startswith(RANDOM)]
     for batch, context in sorted({(point.batch, point.context) for point in profile.samples}):
-        here = {draft: found for draft in drafts if (found := profile.lookaheads_in(draft, context, batch))}
+        here = {draft: found for draft in profile.drafts if (found := profile.lookaheads_in(draft, context, batch))}
         if here:
             console.print(_iterations(profile, here, context, batch))
         passes = [(1, profile.pass_s(context, batch))]
@@ -128,7 +161,7 @@ def show(profile: "Measured", parent: "ModelShape") -> None:
             + ", ".join(f"{tokens}: {1e3 * seconds:.2f}" for tokens, seconds in passes),
             soft_wrap=True,
         )
-    if len(drafts) < len(profile.drafts):
+    if profile.shapes:
         console.print(*_shapes(profile, parent), sep="\n", soft_wrap=True)
 
 
@@ -154,12 +187,13 @@ def _cell(profile: "Measured", draft: str, lookahead: int, context: int, batch: 
 
 def _shapes(profile: "Measured", parent: "ModelShape") -> "Iterator[str]":
     """Figure 4, and the law with its residuals."""
-    from shallowdraft.profiling.law import FEWEST, RANDOM, figure_4, fit, observations
+    from shallowdraft.profiling.law import FEWEST, figure_4, fit, observations
+    from shallowdraft.records import RANDOM
 
     context = min(point.context for point in profile.samples)
     d = max(FEW)
     for title, family in figure_4(parent).items():
-        timed = [shape for shape in family if f"{RANDOM}{shape}" in profile.drafts]
+        timed = [shape for shape in family if str(shape) in profile.shapes]
         if timed:
             steps = (1e3 * profile.iteration(f"{RANDOM}{shape}", d, context).draft_s / d for shape in timed)
             yield f"ms a draft step, {title}: " + ", ".join(

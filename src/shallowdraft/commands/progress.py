@@ -39,3 +39,12 @@ def shown(name: str, done: Iterable[int], total: int) -> Iterator[int]:
     except KeyboardInterrupt:
         console.print("what is done is kept; the same command goes on", style="dim")
         raise
+
+
+def notes(lines: Iterable[str]) -> None:
+    """What the user should know beside the result: a line each on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    for line in lines:
+        console.print(line, style="dim", soft_wrap=True, markup=False)

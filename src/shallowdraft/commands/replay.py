@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shallowdraft.replay.acceptance import Acceptance
     from shallowdraft.replay.traces import Trace
 
+TOLD = 5  # the lookahead of which more is said
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
 
 
@@ -41,9 +42,9 @@ class Replay(ClusterCommand):
     lookahead: int = 5
     """With --min-confidence: the most tokens of a proposal."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print {"drafts": [{"name", "tar", "tar_interval", "acceptance_by_position", "sets", "prompts"}, …]}; with --nodes
-    each has a "tree" {"parents", "tar"}, with --min-confidence a "confidence" [{"min_confidence", "acceptance_rate",
-    "drafted", "tar", …}, …]."""
+    """Print {"drafts": [{"name", "tar", "tar_interval", "acceptance_by_position", "silence", "sets", "prompts"}, …]};
+    with --nodes each has a "tree" {"parents", "tar"}, with --min-confidence a "confidence" [{"min_confidence",
+    "acceptance_rate", "drafted", "tar", …}, …]."""
 
     def run(self) -> int:
         from shallowdraft.decoding.generation import MAX_LOOKAHEAD
@@ -114,11 +115,15 @@ def _show(found: "list[Acceptance]") -> None:
     trace = found[0].trace
     law = "greedy" if trace.sampling.greedy else f"temperature {trace.sampling.temperature:g}"
     title = f"TAR on {len(trace.outputs)} outputs of {trace.target}, {law}"
-    table = new_table("draft", *(f"d={lookahead}" for lookahead in SHOWN), "95 % at 5", title=title)
-    for one in sorted(found, key=lambda one: -one.tar()[5]):
-        low, high = one.tar_interval()[5]
+    table = new_table("draft", *(f"d={lookahead}" for lookahead in SHOWN), f"95 % at {TOLD}", title=title)
+    for one in sorted(found, key=lambda one: -one.tar()[TOLD]):
+        low, high = one.tar_interval()[TOLD]
         table.add_row(one.draft, *(f"{one.tar()[d]:.2f}" for d in SHOWN), f"{low:.2f}–{high:.2f}")
-    table_console().print(table)
+    console = table_console()
+    console.print(table)
+    for one in found:
+        if silence := one.silence(TOLD):
+            console.print(f"at lookahead {TOLD} {one.draft} is {silence}", soft_wrap=True, markup=False)
 
 
 def _show_confidence(draft: str, lookahead: int, rows: "list[Record]") -> None:

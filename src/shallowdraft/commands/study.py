@@ -173,6 +173,9 @@ def show(found: "Found", target: str, out: str) -> None:
         "d: lookahead, or nodes of a tree; TAR: tokens an iteration; needs: the TAR at which it breaks even",
         style="dim",
     )
+    for row in found.rows:
+        if row.prediction.silence:
+            console.print(f"{row.proposer.name} is {row.prediction.silence}", soft_wrap=True, markup=False)
     console.print(f"[bold]{found.verdict}[/bold]", soft_wrap=True)
     fall = found.rows[0].prediction.waterfall
     console.print(f"of its TAR {fall.ideal:.2f}, {fall.said}: {fall.actual:.2f}x is left", soft_wrap=True)

@@ -141,7 +141,7 @@ class Engine:
             if self.cache is None:
                 self.cache = self.target.new_cache(*self.state.tokens.shape)
             hidden = fill(self.target, self.cache, self.state)
-            if self._within_draft_context():
+            if self.within_draft_context:
                 self.drafter.prefill(self.state, self.cache, hidden)
             nothing = Proposal(self.state.tokens[:, :0])
             uniforms = self.noise.advance()
@@ -254,11 +254,12 @@ class Engine:
 
     def _lookahead(self) -> int:
         """Of the next iteration."""
-        if not self._within_draft_context():
+        if not self.within_draft_context:
             return 0
         return self.pace.choose() if self.pace else self.drafter.lookahead
 
-    def _within_draft_context(self) -> bool:
+    @property
+    def within_draft_context(self) -> bool:
         """Whether some row is still short enough for the draft; to a longer one it proposes in vain, no more."""
         return self._draft_context is None or min(self._lengths) + self.drafter.lookahead <= self._draft_context
 

@@ -341,6 +341,12 @@ class Run:
         self.engine.rewind()
         for row in self.rows:
             row.tokens.clear()
+            row.finish_reason = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another iteration follows, in which a draft has room for a whole proposal."""
+        return self.engine.within_draft_context and not all(row.finish_reason for row in self.rows)
 
     def read_clock(self) -> Callable[[], Times]:
         """The run's times up to here, to be asked for later: on a GPU an iteration is still under way, and asking

@@ -42,23 +42,28 @@ def time_beside_plain(
     """Seconds of `count` iterations in each way and of as many plain ones beside them, and the machine's state then.
 
     By turn and way; the order in which ways run is drawn anew each turn. Plain decoding runs before and after each. All
-    begin where the prompt ends, with `warm_up` iterations more. Before it all plain decoding runs once and counts for
-    nothing, so that what was written before disturbs no sample.
+    begin where the prompt ends, with `warm_up` iterations more, and again where the text, or the draft's context, is
+    full: a draft must have room for one proposal. Before it all plain decoding runs once and counts for nothing, so
+    that what was written before disturbs no sample.
     """
     runs = [_endless(target, prompts, Settings(**way), warm_up + count) for way in (Options(), *ways)]
     steps = [run.iterations() for run in runs]
     for one in steps:
         next(one)
 
+    def iterate(way: int, times: int) -> None:
+        for _ in range(times):
+            if not runs[way].goes_on:
+                runs[way].rewind()
+            next(steps[way])
+
     def sample(way: int) -> Times:
         runs[way].rewind()
-        for _ in range(warm_up):
-            next(steps[way])
+        iterate(way, warm_up)
         # On a GPU results come one iteration late. So the clocks are read while iterations go on, and nothing is
         # waited for in between: after a pause one iteration less would be counted.
         before = runs[way].read_clock()
-        for _ in range(count):
-            next(steps[way])
+        iterate(way, count)
         after = runs[way].read_clock()
         return after() - before()
 

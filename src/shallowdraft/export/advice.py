@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, TypedDict
 
 from shallowdraft import cost
+from shallowdraft.cost import Iteration, Silence
 from shallowdraft.decoding.generation import MAX_LOOKAHEAD
 from shallowdraft.errors import RecordError
 from shallowdraft.files import Range, require_fields
@@ -28,6 +29,8 @@ class Advice:
     """Of a speed-up that was measured live: 95 %."""
     how: str = "chosen by hand"
     """Where the speed-up comes from."""
+    notes: list[str] = field(default_factory=list)
+    """What is missing of the study's profile."""
 
 
 class _Live(TypedDict):
@@ -87,17 +90,17 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
             "name its target, or another study"
         )
     kept = Records.read(folder / "replays.jsonl", REPLAYS, _Replay).latest("drafter", "draft").values()
-    tars = next((one["tar"] for one in kept if (one["drafter"], one["draft"]) == ("model", draft)), None)
-    if not tars:
+    replayed = next((one for one in kept if (one["drafter"], one["draft"]) == ("model", draft)), None)
+    if not replayed or not replayed["tar"]:
         raise RecordError(f"{folder / 'replays.jsonl'}: has no TAR of {draft}; run the study again")
+    tars = {int(size): tar for size, tar in replayed["tar"].items()}
+    silence = {int(size): Silence(**one) for size, one in replayed.get("silence", {}).items()}
     profile = read_profile(folder / "profile.jsonl")
     timed = sorted({point.batch for point in profile.of_draft(draft)})
     live = row["live"]
     speed_up = live["speed_up"] if live else row["predicted_speed_up"]
     by_batch = {1: row["lookahead"] if speed_up > 1 else 0} | {
-        batch: _best(profile, draft, {int(size): tar for size, tar in tars.items()}, trace.mean_context, batch)
-        for batch in timed
-        if batch > 1
+        batch: _best(profile, draft, tars, silence, trace.mean_context, batch) for batch in timed if batch > 1
     }
     return Advice(
         row["lookahead"],
@@ -105,15 +108,24 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
         speed_up,
         tuple(live["interval"]) if live else None,
         "measured live" if live else "predicted",
+        profile.notes,
     )
 
 
-def _best(profile: Profile, draft: str, tars: dict[int, float], context: float, batch: int) -> int:
+def _best(
+    profile: Profile, draft: str, tars: dict[int, float], silence: dict[int, Silence], context: float, batch: int
+) -> int:
     """The lookahead that is fastest in batches of this size; 0 where none beats plain decoding."""
     plain_s = profile.plain_s(context, batch)
+
+    def iteration(lookahead: int) -> Iteration:
+        silent = silence[lookahead].iterations if lookahead in silence else 0.0
+        drafting = profile.iteration(draft, lookahead, context, batch)
+        return cost.mean_iteration([drafting, Iteration(0.0, plain_s)], [1 - silent, silent])
+
     longest = max(point.way.lookahead for point in profile.of_draft(draft) if point.batch == batch)
     found = {
-        d: cost.Prediction(d, tar, profile.iteration(draft, d, context, batch), plain_s)
+        d: cost.Prediction(d, tar, iteration(d), plain_s, silence=silence.get(d))
         for d, tar in tars.items()
         if d <= longest
     }

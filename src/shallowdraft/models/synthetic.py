@@ -17,7 +17,7 @@ from shallowdraft.errors import OptionError
 from shallowdraft.models.cache import Source
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.models.memory import require_memory
+from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.models.model import Model, resolve_dtype
 from shallowdraft.models.projection import best_packing
 from shallowdraft.shapes import ModelShape, require_one_kind
@@ -137,11 +137,17 @@ def random_decoder(shape: ModelShape, *, seed: int = 0, scale: float = 1.0) -> D
     return assemble(shape, {name: _random_parameter(name, size, scale, random) for name, size in _sizes(shape).items()})
 
 
+def random_precision(shape: ModelShape, like: Model, dtype: str | None) -> str:
+    """What the weights of such a draft are read in, beside a target `like`; `dtype` as `load_draft` takes it."""
+    if dtype == "int8" or (dtype is None and best_packing(shape, torch.float32, like.device) == "panels"):
+        return "int8"
+    return dtype_name(resolve_dtype(dtype, like.device))
+
+
 def random_draft(name: str, shape: ModelShape, like: Model, dtype: str | None = None) -> Model:
     """A model that costs what a draft of that shape would, beside a target `like`; `dtype` as `load_draft` takes it."""
     decoder = random_decoder(shape)
-    packing = best_packing(shape, torch.float32, like.device)
-    rounded = dtype == "int8" or (dtype is None and packing == "panels")
+    rounded = random_precision(shape, like, dtype) == "int8"
     decoder.to(like.device, resolve_dtype(None if rounded else dtype, like.device)).pack("bytes" if rounded else None)
     return Model(name, decoder, like.tokenizer, checkpoint_digest=name)  # its name says all that it is
 

@@ -6,8 +6,9 @@ line from core to core and of some arithmetic, tell in which state the machine w
 from samples in it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -22,15 +23,18 @@ from shallowdraft.cost import Iteration
 from shallowdraft.decoding.generation import DrafterName, Options
 from shallowdraft.decoding.timing import MachineState, time_beside_plain
 from shallowdraft.decoding.ways import Way, Whose
-from shallowdraft.errors import RecordError
+from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.files import Count, Range, Seconds, Size
 from shallowdraft.models.model import Model
 from shallowdraft.models.tree import MOST_NODES
-from shallowdraft.records import Record, Records, processor
+from shallowdraft.records import RANDOM, Record, Records, command, processor
 
 KIND = "profile"
 PARTS = ("draft_s", "target_s", "rest_s")
 ANY = ""  # stands for all draft models
+CONTEXTS = (64, 256)  # tokens before the first new one, as far as models have room
+OF_DRAFTS = ("model", "tree")  # drafters whose proposals come from a draft model
+PLANNED = "planned"  # what only a plan has
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -77,6 +81,28 @@ class Numbered(Sample):
     turn: Count
 
 
+class Place(TypedDict):
+    """A point that is to be timed."""
+
+    draft: str
+    lookahead: Annotated[int, Range(1, MOST_NODES)]
+    context: Count
+    batch: Size
+    drafter: DrafterName
+    tree: list[int]
+    digest: str
+    dtype: str
+
+
+class Plan(TypedDict):
+    """What a line must have that says which samples were to be taken, and is none itself."""
+
+    planned: list[Place]
+    rounds: Size
+    turns: Size
+    command: list[str]
+
+
 Timed = tuple[DrafterName, str, str, tuple[int, ...]]
 """Whose times: a drafter, the digest of which one (or ANY), its precision, and its tree."""
 Alike = tuple[DrafterName, int]
@@ -89,11 +115,18 @@ class Profile:
 
     about: Record
     samples: Mapping[Point, list[Record]]
+    notes: list[str] = field(default_factory=list)
+    """What whoever uses it should be told: samples that are missing, or were left out."""
 
     @property
     def drafts(self) -> list[str]:
-        """Names of the draft models."""
-        return list(self._latest)
+        """Names of the draft models that can be loaded."""
+        return [name for name in self._latest if not name.startswith(RANDOM)]
+
+    @property
+    def shapes(self) -> list[str]:
+        """Draft models with random weights, by the names of their shapes."""
+        return [name.removeprefix(RANDOM) for name in self._latest if name.startswith(RANDOM)]
 
     @cached_property
     def _latest(self) -> dict[str, Way]:
@@ -133,13 +166,18 @@ class Profile:
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Seconds a token of plain decoding."""
-        by_context: dict[int, list[float]] = {}
-        for point, found in self.samples.items():
-            if point.batch == batch:
-                by_context.setdefault(point.context, []).extend(sample["plain_s"] for sample in found)
-        if not by_context:
+        if batch not in self._plain_s:
             raise RecordError(f"the profile has no times of batch {batch}; measure some with profile --batches {batch}")
-        return _between(context, {one: median(times) for one, times in by_context.items()})
+        return _between(context, self._plain_s[batch])
+
+    @cached_property
+    def _plain_s(self) -> dict[int, dict[int, float]]:
+        """Medians by batch, then context."""
+        times: dict[int, dict[int, list[float]]] = {}
+        for point, found in self.samples.items():
+            of_context = times.setdefault(point.batch, {}).setdefault(point.context, [])
+            of_context.extend(sample["plain_s"] for sample in found)
+        return {batch: {one: median(some) for one, some in of.items()} for batch, of in times.items()}
 
     def iteration(
         self, draft: str, lookahead: int, context: float, batch: int = 1, state: MachineState | None = None
@@ -380,6 +418,55 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
+def longest_context(target: int, draft: int, lookahead: int) -> int:
+    """Behind so many tokens a whole proposal just fits into contexts so long."""
+    return min(target, draft) - lookahead - 1
+
+
+def fitting(wanted: Iterable[int], most: int) -> list[int]:
+    """Contexts to time at, those beyond what there is room for cut to that."""
+    return sorted({max(1, min(context, most)) for context in wanted})
+
+
+def intend(target: Model, held: Mapping[Whose, int], wanted: Sequence[Point], path: Path, rounds: int) -> Records:
+    """Begin a profile, or go on with it: write down what is to be measured, unless the file says so already.
+
+    `held` is the longest text that each proposer reads. Points at which one would propose nothing are refused.
+    """
+    _require_room(target, held, wanted)
+    file = Records.open(path, KIND, about(target), Numbered | Plan)
+    known: dict[Point, int] = {}
+    for plan in _plans(file):
+        known |= {point: max(plan["rounds"], known.get(point, 0)) for point in map(_point, plan[PLANNED])}
+    if any(known.get(point, 0) < rounds for point in wanted):
+        planned = [_place(point) for point in wanted]
+        file.append({PLANNED: planned, "rounds": rounds, "turns": TURNS, "command": command()})
+    return file
+
+
+def _require_room(target: Model, held: Mapping[Whose, int], wanted: Sequence[Point]) -> None:
+    """Refuse points at which a proposer has no room for a whole proposal, the longest first."""
+    for point in sorted(wanted, key=lambda point: -point.way.lookahead):
+        way, own = point.way, held[point.way.drafter, point.way.draft]
+        most = longest_context(target.shape.context, own, way.lookahead)
+        if point.context > most:
+            who = target.name if target.shape.context <= own else way.draft
+            fits = f"contexts up to {most:,}" if most > 0 else f"lookaheads up to {most + way.lookahead - 1:,}"
+            raise OptionError(
+                f"{who} has a context of {min(target.shape.context, own):,} tokens, no room for {way.lookahead} "
+                f"draft tokens behind {point.context:,}; {fits} fit"
+            )
+
+
+def _plans(file: Records) -> list[Record]:
+    return [row for row in file if PLANNED in row]
+
+
+def _samples(file: Records) -> Iterator[tuple[str, Record]]:
+    """Every sample, and where it stands: file and line."""
+    return ((where, row) for where, row in file.placed() if PLANNED not in row)
+
+
 def measure(
     target: Model, proposers: Mapping[Whose, Options], wanted: Sequence[Point], path: Path, rounds: int
 ) -> Iterator[int]:
@@ -388,8 +475,9 @@ def measure(
     Ways of a proposer take turns with each other and with plain decoding, in an order that is drawn anew each time.
     Nothing is written before their turns are over.
     """
-    file = Records.open(path, KIND, about(target), Numbered)
-    done = {(_point(row), row["round"], row["turn"]) for row in file}
+    held = {whose: (options.get("draft") or target).shape.context for whose, options in proposers.items()}
+    file = intend(target, held, wanted, path, rounds)
+    done = {(_point(row), row["round"], row["turn"]) for _, row in _samples(file)}
     groups: dict[tuple[str, str, int, int], list[Point]] = {}
     for point in wanted:
         groups.setdefault((point.way.drafter, point.way.digest, point.context, point.batch), []).append(point)
@@ -420,8 +508,7 @@ def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[P
     for turn, found in enumerate(samples):
         for point, (plain, times, state) in zip(group, found, strict=True):
             yield (
-                asdict(point.way)
-                | {"context": context, "batch": batch}
+                _place(point)
                 | asdict(state)
                 | {
                     "turn": turn,
@@ -433,19 +520,62 @@ def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[P
             )
 
 
+def _place(point: Point) -> Record:
+    return asdict(point.way) | {"context": point.context, "batch": point.batch}
+
+
 def _point(row: Record) -> Point:
     return Point(Way.of(row), row["context"], row["batch"])
 
 
 def read_profile(path: Path) -> Profile:
-    file = Records.read(path, KIND, Sample)
+    file = Records.read(path, KIND, Sample | Plan)
     samples: dict[Point, list[Record]] = {}
-    for where, row in file.placed():
+    silent: dict[str, list[int]] = {}
+    for where, row in _samples(file):
         point = _point(row)
         times = [row[part] for part in ("plain_s", *PARTS)]
-        if not all(np.isfinite(times)) or min(times) < 0 or row["plain_s"] == 0 or row["target_s"] == 0:
+        if min(times) < 0 or row["plain_s"] == 0 or row["target_s"] == 0:
             raise RecordError(f"{where}: {point} took {times} s; such times cannot be, measure it again")
-        samples.setdefault(point, []).append(row)
+        if point.way.drafter in OF_DRAFTS and row["draft_s"] == 0:
+            silent.setdefault(point.way.draft, []).append(point.context)
+        else:
+            samples.setdefault(point, []).append(row)
+    notes = [_unread(path, draft, contexts) for draft, contexts in silent.items()]
     if not samples:
-        raise RecordError(f"{path}: holds no measurement")
-    return Profile(file.about, samples)
+        raise RecordError("; ".join([f"{path}: holds no measurement", *notes]))
+    return Profile(file.about, samples, notes + _incomplete(file))
+
+
+def _weights(way: Way) -> tuple[str, str]:
+    """What a draft is made of; where it was replaced, what was left out of the old one's samples is not missing."""
+    return way.digest, way.dtype
+
+
+def _unread(path: Path, draft: str, contexts: Sequence[int]) -> str:
+    """Earlier versions timed drafts where these were silent."""
+    where = " ".join(map(str, sorted(set(contexts))))
+    return (
+        f"{path}: {len(contexts):,} samples at contexts {where} are left out: {draft} drafted nothing there, its own "
+        f"being full; time it at shorter ones: profile --draft {draft} --contexts"
+    )
+
+
+def _incomplete(file: Records) -> list[str]:
+    """A line if samples are missing that were to be taken: of the last command that left some out."""
+    done = {(_point(row), row.get("round"), row.get("turn")) for _, row in _samples(file)}
+    plans = _plans(file)
+    latest = {point.way.draft: point.way for plan in plans for point in map(_point, plan[PLANNED])}
+    for plan in reversed(plans):
+        places = [_point(place) for place in plan[PLANNED]]
+        current = [place for place in places if _weights(place.way) == _weights(latest[place.way.draft])]
+        wanted = list(product(current, range(plan["rounds"]), range(plan["turns"])))
+        missing = sum(one not in done for one in wanted)
+        if missing:
+            name, *arguments = plan["command"]
+            again = shlex.join(["shallowdraft" if name == "__main__.py" else name, *arguments])
+            return [
+                f"{file.path} is incomplete: {missing:,} of {len(wanted):,} samples are missing, as the command that "
+                f"takes them was interrupted; it goes on if it is run again: {again}"
+            ]
+    return []

@@ -15,9 +15,8 @@ import numpy as np
 from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.portable import FULL_WIDTH, refusal
 from shallowdraft.profiling.latency import Profile
+from shallowdraft.records import RANDOM
 from shallowdraft.shapes import ModelShape, child_shape, parse
-
-RANDOM = "random:"  # what the name of a draft begins with that has a shape and random weights
 
 DEPTHS = (1, 2, 4, 8)
 SHARES = (1.0, 0.75, 0.5, 0.375, 0.25)

@@ -30,12 +30,20 @@ class Acceptance(Replay):
 
     accepted: list[Floats] = field(repr=False)
     """For each output, of every token behind the first: the probability that the draft's token is accepted."""
-    room: list[int] = field(repr=False)
-    """For each output: tokens after which the draft's context is full."""
+    context: int
+    """The longest text that the draft reads."""
     digest: str = ""
     """Content of the draft."""
     dtype: str = ""
     """Its precision."""
+
+    @cached_property
+    def room(self) -> list[int]:
+        """For each output: tokens after which the draft's context is full."""
+        return [self.context - len(output.prompt) - 1 for output in self.trace.outputs]
+
+    def silent_from(self, size: int) -> int:
+        return self.context - size + 1
 
     @cached_property
     def walk(self) -> Walk:
@@ -54,7 +62,6 @@ def replay(draft: Model, trace: Trace, *, fits: bool = False) -> Acceptance:
     """One pass over every output; `fits` says that the draft's vocabulary was checked against the target itself."""
     if not fits:
         trace.require_vocabulary(draft)
-    context = draft.shape.context
     accepted = [
         torch.cat([torch.zeros(0), *acceptances(draft, output, trace.sampling, trace.vocabulary["size"])]).numpy()
         for output in trace.outputs
@@ -63,8 +70,7 @@ def replay(draft: Model, trace: Trace, *, fits: bool = False) -> Acceptance:
         np.pad(found.astype(float), (0, len(output.output) - 1 - len(found)))  # beyond the draft's context
         for found, output in zip(accepted, trace.outputs, strict=True)
     ]
-    room = [context - len(output.prompt) - 1 for output in trace.outputs]
-    return Acceptance(draft.name, trace, padded, room, draft.digest, draft.precision)
+    return Acceptance(draft.name, trace, padded, draft.shape.context, draft.digest, draft.precision)
 
 
 def acceptances(draft: Model, output: Output, sampling: Sampling, vocab: int) -> Iterator[Tensor]:

@@ -49,6 +49,13 @@ class Ranks:
             for row, room in zip(self.ranks, self.room, strict=True)
         ]
 
+    def offered(self, tree: Tree) -> list[list[int]]:
+        """For each output, how deep an iteration proposes that begins at each place."""
+        return [
+            [tree.depth if at + tree.depth <= room else 0 for at in range(len(row))]
+            for row, room in zip(self.ranks, self.room, strict=True)
+        ]
+
     def iterations(self, tree: Tree) -> list[list[int]]:
         """For each output, the draft tokens that each iteration keeps."""
         return [steps(row) for row in self.kept(tree)]
@@ -63,7 +70,9 @@ def replay_trees(draft: Model, trace: Trace, nodes: Sequence[int], *, fits: bool
     ranks = replay_ranks(draft, trace, fits=fits)
     trees = {count: ranks.tree(count) for count in nodes}
     ways = {count: Way.with_draft(draft, tree.depth, "tree", tree) for count, tree in trees.items()}
-    return Counted(draft.name, trace, ways, {count: ranks.kept(tree) for count, tree in trees.items()}, room=ranks.room)
+    kept = {count: ranks.kept(tree) for count, tree in trees.items()}
+    offered = {count: ranks.offered(tree) for count, tree in trees.items()}
+    return Counted(draft.name, trace, ways, kept, offered, draft.shape.context)
 
 
 def replay_ranks(draft: Model, trace: Trace, *, fits: bool = False) -> Ranks:

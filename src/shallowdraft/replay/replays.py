@@ -2,16 +2,30 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from shallowdraft.cost import Silence
 from shallowdraft.decoding.ways import Way
 from shallowdraft.intervals import bootstrap
 from shallowdraft.replay.traces import Trace
 from shallowdraft.replay.walk import Floats, Walk, places, steps
+
+
+@dataclass(frozen=True)
+class Part:
+    """Iterations that propose equally many tokens, and where in the texts they are."""
+
+    lookahead: int
+    iterations: Floats
+    """Of each output [N]."""
+    emitted: Floats
+    """Of each output [N], the new tokens of the stretch of text that they are in."""
+    context: Floats
+    """Of each output [N], the tokens before a new one, on average over that stretch."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +48,38 @@ class Replay(ABC):
     def iterations_in(self, row: int, size: int) -> list[tuple[int, int]]:
         """Of one output, decoded greedily: the draft tokens that each iteration keeps, and how many it proposes."""
 
+    def silent_from(self, size: int) -> int | None:
+        """Tokens of text from which on nothing is proposed, as the draft's context is full; None: it never is."""
+        return None
+
+    def silence(self, size: int, rows: Sequence[int] | slice = slice(None)) -> Silence | None:
+        """Where that was so in some outputs, if it was anywhere."""
+        begins, silent = self.silent_from(size), self.walk.silent_at(size)[rows].sum()
+        if begins is None or not silent:
+            return None
+        shares = silent / self.walk.at(size)[rows].sum(), silent / self.walk.emitted[rows].sum()
+        return Silence(begins, *map(float, shares))
+
     def proposed(self, size: int) -> dict[int, Floats]:
         """Of each output [N], iterations by how many tokens deep they propose."""
-        return {self.way(size).lookahead: self.walk.at(size)}
+        iterations, silent = self.walk.at(size), self.walk.silent_at(size)
+        depth = self.way(size).lookahead
+        return {depth: iterations} if self.silent_from(size) is None else {depth: iterations - silent, 0: silent}
+
+    def parts(self, size: int) -> list[Part]:
+        """Iterations by how many tokens deep they propose, those of which there are any."""
+        outputs, begins, emitted = self.trace.outputs, self.silent_from(size), self.walk.emitted
+        prompts = np.array([len(output.prompt) for output in outputs], dtype=float)
+        ends = np.array([len(output.output) for output in outputs], dtype=float)
+        full = ends if begins is None else np.clip(begins - prompts, 0, ends)  # the draft's context, from there on
+        silent = np.zeros(len(outputs)) if begins is None else self.walk.silent_at(size)
+        parts = [
+            Part(depth, iterations, silent, prompts + (full + ends) / 2)
+            if depth == 0 and begins is not None
+            else Part(depth, iterations, emitted - silent, prompts + full / 2)
+            for depth, iterations in self.proposed(size).items()
+        ]
+        return [part for part in parts if part.iterations.any()] or parts[:1]
 
     def tar(self, of_set: str | None = None) -> dict[int, float]:
         return dict(zip(self.walk.sizes, self.walk.tar(self._rows(of_set)).tolist(), strict=True))
@@ -76,6 +119,7 @@ class Replay(ABC):
             "name": self.draft,
             **figures(None),
             "acceptance_by_position": self.walk.acceptance_by_position(max(self.walk.sizes)).tolist(),
+            "silence": {size: asdict(one) for size in self.walk.sizes if (one := self.silence(size))},
             "sets": {name: figures(name) for name in self.trace.sets},
             "prompts": prompts,
         }
@@ -91,11 +135,14 @@ class Counted(Replay):
     """By size, of every output and each token behind its first: how many draft tokens are kept from there on."""
     offered: Mapping[int, Sequence[Sequence[int]]] | None = field(default=None, repr=False)
     """Likewise, how many are proposed; None: as many as the way says."""
-    room: Sequence[int] | None = field(default=None, repr=False)
-    """For each output: tokens after which the draft's context is full, so that nothing is proposed; None: never."""
+    context: int | None = None
+    """Of a draft: the longest text that it reads."""
 
     def way(self, size: int) -> Way:
         return self.ways[size]
+
+    def silent_from(self, size: int) -> int | None:
+        return None if self.context is None else self.context - self.way(size).lookahead + 1
 
     def iterations(self, size: int) -> list[list[int]]:
         """For each output, the draft tokens that each iteration keeps."""
@@ -103,10 +150,8 @@ class Counted(Replay):
 
     def iterations_in(self, row: int, size: int) -> list[tuple[int, int]]:
         kept, depth = self.kept[size][row], self.way(size).lookahead
-        if self.offered:
-            return [(kept[at], self.offered[size][row][at]) for at in places(kept)]
-        room = len(kept) + depth if self.room is None else self.room[row]
-        return [(kept[at], depth if at + depth <= room else 0) for at in places(kept)]
+        offered = self.offered[size][row] if self.offered else [depth] * len(kept)
+        return [(kept[at], offered[at]) for at in places(kept)]
 
     @cached_property
     def walk(self) -> Walk:
@@ -128,7 +173,7 @@ class Counted(Replay):
             return super().proposed(size)
         rows = zip(self.kept[size], self.offered[size], strict=True)
         lengths = [[offered[at] for at in places(kept)] for kept, offered in rows]
-        met = sorted({count for row in lengths for count in row})
+        met = sorted({self.way(size).lookahead, *(count for row in lengths for count in row)})
         return {count: np.array([row.count(count) for row in lengths], dtype=float) for count in met}
 
 

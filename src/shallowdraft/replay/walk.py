@@ -34,6 +34,10 @@ class Walk:
         """Iterations [N] at one size."""
         return self.iterations[:, self.sizes.index(size)]
 
+    def silent_at(self, size: int) -> Floats:
+        """Iterations [N] at one size that propose nothing."""
+        return self.at(size) - self.tried[:, self.sizes.index(size), 0]
+
     def tar(self, rows: NDArray[np.int64] | slice = slice(None)) -> Floats:
         """Tokens an iteration [..., D] of sequences together: a quotient of sums, never a mean of quotients."""
         emitted, iterations = self.emitted[rows].sum(-1), self.iterations[rows].sum(-2)

@@ -35,8 +35,8 @@ class Lag:
         return self.one.best.tar + self.extra_tar
 
     @property
-    def most_tar(self) -> int:
-        return self.one.best.lookahead + 1
+    def most_tar(self) -> float:
+        return self.one.best.most_tar
 
     @property
     def reduction(self) -> float | None:
@@ -84,7 +84,7 @@ def extra_tar(run: Run) -> Figure | Gap:
     )
     note = (
         "Extra TAR is what a proposer lacks to be as fast as the winner, by the throughput model. An iteration gives "
-        "its lookahead and one token at most: what lies beyond is out of reach."
+        "its lookahead and one token at most, and one where its draft is silent: what lies beyond is out of reach."
     )
     return Figure("extra", _lacks(found), chart, table, note, rows_high(len(found)))
 
@@ -111,7 +111,9 @@ def _lacks(found: Sequence[Lag]) -> str:
     name = second.one.label
     said = f"To be as fast as {first}, {name} needs {second.extra_tar:.2f} tokens an iteration more"
     if second.needed_tar > second.most_tar:
-        said = f"To be as fast as {first}, {name} needs TAR {second.needed_tar:.2f}; it gets {second.most_tar} at most"
+        said = (
+            f"To be as fast as {first}, {name} needs TAR {second.needed_tar:.2f}; it gets {second.most_tar:.3g} at most"
+        )
     if second.extra_tar <= 0:
         said = f"By the model {name} has the TAR to be as fast as {first}"
     return said + _hopeless([lag.needed_tar > lag.most_tar for lag in found[1:]], "whatever their TAR")

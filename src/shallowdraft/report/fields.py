@@ -1,6 +1,6 @@
 """The fields that a report needs of each kind of record; records may have more."""
 
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from shallowdraft.files import Count, Range, Seconds, Share, Size, SomeSeconds
 
@@ -88,6 +88,12 @@ class LiveRun(TypedDict):
 
     differs: str | None
     tie: bool
+
+
+class Plan(TypedDict):
+    """A line of a profile that says which samples were to be taken."""
+
+    planned: list[dict[str, Any]]
 
 
 class Sample(TypedDict):

@@ -88,6 +88,7 @@ def _warnings(run: Run) -> list[str]:
     warnings = [f"{name} was left out: {why}" for name, why in run.failed.items()]
     again = f"To measure again, remove {run.folder}/live.jsonl and run the study."
     warnings += [f"{one.name}: {one.disturbed}. {again}" for one in run.entries if one.disturbed]
+    warnings += [f"{one.name} is {one.best.silence}." for one in run.predicted if one.best.silence]
     if run.stalled:
         warnings.append(f"The machine stalled on {', '.join(run.stalled)}: left out of what was measured. {again}")
     return warnings

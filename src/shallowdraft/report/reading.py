@@ -5,25 +5,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import UnionType
 
 from shallowdraft.bench.levels import KIND, AskedOf, requests, speed_up, summarise
-from shallowdraft.cost import Iteration, Prediction
+from shallowdraft.cost import Iteration, Prediction, Silence
 from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.files import parse_json, read_json, read_lines, require_fields
-from shallowdraft.records import Record, Records
+from shallowdraft.records import RANDOM, Record, Records
 from shallowdraft.report import fields
 from shallowdraft.report.run import Accuracy, Asked, Entry, Live, Run, Score, Server, Step, Tars, Text, label
 from shallowdraft.shapes import parse
 
 FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
 """Names of files and kinds of records."""
-FIELDS: dict[str, type] = {
+FIELDS: dict[str, type | UnionType] = {
     "replays": fields.Replay,
-    "profile": fields.Sample,
+    "profile": fields.Sample | fields.Plan,
     "live": fields.LiveRun,
     "inside": fields.Inside,
 }
-RANDOM = "random:"  # what the name of a draft begins with that was timed with random weights
 
 
 def read_run(folder: Path) -> Run:
@@ -61,7 +61,7 @@ def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
     )
 
 
-def _read(path: Path, kind: str, row: type | None) -> Records | None:
+def _read(path: Path, kind: str, row: type | UnionType | None) -> Records | None:
     """None where there is no file, or a run was killed before its first line was whole."""
     begun = path.exists() and next(read_lines(path, RecordError, ended=True), None)
     return Records.read(path, kind, row) if begun else None
@@ -185,7 +185,12 @@ def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
     return replace(
         named,
         prediction=Prediction(
-            row["lookahead"], row["tar"], times, times.total_s / row["break_even_tar"], row.get("nodes", 0)
+            row["lookahead"],
+            row["tar"],
+            times,
+            times.total_s / row["break_even_tar"],
+            row.get("nodes", 0),
+            _silence(row),
         ),
         interval=(low, high),
         live=Live(live["speed_up"], tuple(live["interval"])) if live else None,
@@ -201,12 +206,17 @@ def _tars(figures: Record) -> Tars:
 
 def _prediction(one: Record) -> Prediction:
     times = Iteration(one["draft_s"], one["target_s"], one["rest_s"])
-    return Prediction(one["lookahead"], one["tar"], times, one["plain_s"], one["nodes"])
+    return Prediction(one["lookahead"], one["tar"], times, one["plain_s"], one["nodes"], _silence(one))
+
+
+def _silence(row: Record) -> Silence | None:
+    """Earlier records do not know of any."""
+    return Silence(**row["silence"]) if row.get("silence") else None
 
 
 def _steps(profile: Iterable[Record]) -> list[Step]:
     """Medians over all samples at the shortest context."""
-    rows = [row for row in profile if row["draft"].startswith(RANDOM) and row["batch"] == 1]
+    rows = [row for row in profile if row.get("draft", "").startswith(RANDOM) and row["batch"] == 1]
     shortest = min((row["context"] for row in rows), default=0)
     times: dict[str, list[float]] = {}
     for row in rows:

@@ -38,7 +38,7 @@ SLIDERS = {
 LOOKAHEAD = "lookahead"
 
 EXPRESSIONS = {
-    "new_tar": "max(1, min(datum.lookahead + 1, 1 + (datum.tar - 1) * acceptance))",
+    "new_tar": "max(1, min(datum.most_tar, 1 + (datum.tar - 1) * acceptance))",
     "seconds": "(datum.draft_s * draft_latency + datum.target_s * target_latency) / bandwidth + datum.rest_s",
     "tokens_per_s": "datum.new_tar / datum.seconds",
     "speed_up": "datum.tokens_per_s * datum.plain_s * target_latency / bandwidth",
@@ -71,6 +71,7 @@ def what_if(run: Run) -> Figure | Gap:
             "size": point.size,
             "lookahead": point.lookahead,
             "tar": point.tar,
+            "most_tar": point.most_tar,
             "plain_s": point.plain_s,
             **vars(point.iteration),
         }

@@ -1,26 +1,24 @@
 """Predictions: a proposer's acceptance from its replay, times of iterations from a profile."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
-from shallowdraft.cost import Iteration, Prediction
+from shallowdraft.cost import Iteration, Prediction, mean_iteration
 from shallowdraft.decoding.timing import MachineState
 from shallowdraft.decoding.ways import Way
-from shallowdraft.profiling.latency import PARTS, Profile
-from shallowdraft.replay.replays import Replay
-from shallowdraft.replay.walk import Floats
+from shallowdraft.profiling.latency import Profile
+from shallowdraft.replay.replays import Part, Replay
 from shallowdraft.study.stalls import Key
 
 
 def forecast(found: Replay, profile: Profile, sizes: Iterable[int] | None = None) -> dict[int, Prediction]:
     """At every size that was asked for and profiled, on the machine as it was while profiling."""
-    context, tars = found.trace.mean_context, found.tar()
-    plain_s = profile.plain_s(context)
+    tars = found.tar()
     return {
-        size: _prediction(found.way(size), size, tars[size], _usual(found, profile, size, context), plain_s)
+        size: _usual(found, profile, size, tars[size])
         for size in (found.walk.sizes if sizes is None else sizes)
         if profile.covers(found.way(size))
     }
@@ -35,45 +33,57 @@ def interval(found: Replay, prediction: Prediction) -> tuple[float, float]:
 def forecast_at(found: Replay, profile: Profile, size: int, states: Mapping[Key, Sequence[MachineState]]) -> Prediction:
     """On some prompts, each on the machine as it was there: the mean over the states that were seen."""
     rows = [row for row, output in enumerate(found.trace.outputs) if output.key[:2] in states]
-    times, weights, speeds = [], [], []
+    made, weights, speeds = [], [], []
+    parts = found.parts(size)
     for row in rows:
         output = found.trace.outputs[row]
         context, met = len(output.prompt) + len(output.output) / 2, states[output.key[:2]]
-        for way, iterations in _lengths(found, size):
-            made = [_iteration(profile, way, context, state) for state in met]
-            times.append([fmean(getattr(one, part) for one in made) for part in PARTS])
-            weights.append(iterations[row])
+        for part in parts:
+            there = float(part.context[row])
+            pace = profile.plain_s(there) / profile.plain_s(context)  # states are known of the whole text
+            seen = [replace(state, plain_s=pace * state.plain_s) for state in met]
+            here = [_iteration(profile, _way(found, size, part), there, state) for state in seen]
+            made.append(mean_iteration(here, [1.0] * len(here)))
+            weights.append(float(part.iterations[row]))
         speeds.append(fmean(state.plain_s for state in met))
     iterations, emitted = found.walk.at(size)[rows], found.walk.emitted[rows]
-    mean = Iteration(*np.average(times, axis=0, weights=weights).tolist())
     tar = float(emitted.sum() / iterations.sum())
-    return _prediction(found.way(size), size, tar, mean, float(np.average(speeds, weights=emitted)))
+    plain_s = float(np.average(speeds, weights=emitted))
+    return _prediction(found, size, tar, mean_iteration(made, weights), plain_s, rows)
 
 
-def _prediction(way: Way, size: int, tar: float, iteration: Iteration, plain_s: float) -> Prediction:
-    return Prediction(way.lookahead, tar, iteration, plain_s, size if way.tree else 0)
+def _usual(found: Replay, profile: Profile, size: int, tar: float) -> Prediction:
+    """For all prompts together: each part of their iterations at the mean context that it has."""
+    parts = found.parts(size)
+    emitted = [float(part.emitted.sum()) for part in parts]
+    contexts = [
+        float(np.average(part.context, weights=part.emitted)) if tokens else found.trace.mean_context
+        for part, tokens in zip(parts, emitted, strict=True)
+    ]
+    ways = [_way(found, size, part) for part in parts]
+    made = [_iteration(profile, way, context, None) for way, context in zip(ways, contexts, strict=True)]
+    plain_s = np.average([profile.plain_s(context) for context in contexts], weights=emitted if any(emitted) else None)
+    iteration = mean_iteration(made, [float(part.iterations.sum()) for part in parts])
+    return _prediction(found, size, tar, iteration, float(plain_s), slice(None))
 
 
-def _usual(found: Replay, profile: Profile, size: int, context: float) -> Iteration:
-    """The mean iteration, over how long proposals are."""
-    lengths = list(_lengths(found, size))
-    made = [_iteration(profile, way, context, None) for way, _ in lengths]
-    if len(made) == 1:
-        return made[0]
-    weights = [iterations.sum() for _, iterations in lengths]
-    times = [[getattr(one, part) for part in PARTS] for one in made]
-    return Iteration(*np.average(times, axis=0, weights=weights).tolist())
+def _prediction(
+    found: Replay, size: int, tar: float, iteration: Iteration, plain_s: float, rows: Sequence[int] | slice
+) -> Prediction:
+    way = found.way(size)
+    nodes = size if way.tree else 0
+    return Prediction(way.lookahead, tar, iteration, plain_s, nodes, found.silence(size, rows))
 
 
-def _lengths(found: Replay, size: int) -> Iterator[tuple[Way, Floats]]:
-    """Ways as long as what is proposed, and how many iterations [N] of each output are so."""
-    for length, iterations in found.proposed(size).items():
-        yield replace(found.way(size), lookahead=length), iterations
+def _way(found: Replay, size: int, part: Part) -> Way:
+    return replace(found.way(size), lookahead=part.lookahead)
 
 
 def _iteration(profile: Profile, way: Way, context: float, state: MachineState | None) -> Iteration:
-    """Where nothing is proposed: a plain token, and the look for a proposal."""
+    """Where nothing is proposed: a plain token, and of n-grams the look for a proposal."""
     if way.lookahead:
         return profile.iteration_of(way, context, state=state)
-    look = profile.iteration_of(replace(way, lookahead=1), context, state=state)
-    return Iteration(look.draft_s, state.plain_s if state else profile.plain_s(context))
+    plain_s = state.plain_s if state else profile.plain_s(context)
+    if way.drafter != "ngram":
+        return Iteration(0.0, plain_s)
+    return Iteration(profile.iteration_of(replace(way, lookahead=1), context, state=state).draft_s, plain_s)

@@ -27,7 +27,7 @@ from shallowdraft.errors import ClusterError, CorpusError, OptionError, RecordEr
 from shallowdraft.files import Count, Size
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
-from shallowdraft.profiling.latency import Profile, measure, points, read_profile
+from shallowdraft.profiling.latency import Profile, fitting, longest_context, measure, points, read_profile
 from shallowdraft.profiling.law import LatencyLaw, layer_weights
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.acceptance import replay
@@ -253,7 +253,8 @@ class Search:
     def _judge(self, candidate: Candidate, folder: Path) -> Record:
         draft = replace(self.load_draft(str(folder)), name=candidate.name)
         ways = [Way.with_draft(draft, lookahead) for lookahead in timed_at(self.lookaheads)]
-        wanted = points(ways, [round(self.trace.mean_context)], [1])
+        most = longest_context(self.engine.shape.context, draft.shape.context, ways[-1].lookahead)
+        wanted = points(ways, fitting([round(self.trace.mean_context)], most), [1])
         steps = measure(self.engine, drafting({candidate.name: draft}), wanted, self.profile, self.rounds)
         self.follow(f"timing {candidate.name}", steps, self.rounds * len(wanted))
         found = replay(draft, self.trace)

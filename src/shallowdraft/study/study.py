@@ -17,7 +17,17 @@ from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import OptionError, ShallowdraftError
 from shallowdraft.models.model import Model
-from shallowdraft.profiling.latency import Profile, about, measure, points, read_profile
+from shallowdraft.profiling.latency import (
+    CONTEXTS,
+    Point,
+    Profile,
+    about,
+    fitting,
+    longest_context,
+    measure,
+    points,
+    read_profile,
+)
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records, write_whole
 from shallowdraft.replay.replays import Replay
@@ -50,7 +60,8 @@ class Plan:
     live: int = 3
     """How many proposers are verified live, each at its predicted best."""
     live_prompts: int = 40
-    contexts: tuple[int, ...] = (64, 256)
+    contexts: tuple[int, ...] = CONTEXTS
+    """To time at, as far as models have room."""
     nodes: Sequence[int] = NODES
     """Of proposals that branch."""
 
@@ -134,6 +145,7 @@ class Study:
                     "break_even_tar": row.prediction.break_even_tar,
                     "iteration": asdict(row.prediction.iteration),
                     "waterfall": asdict(row.prediction.waterfall),
+                    "silence": asdict(silence) if (silence := row.prediction.silence) else None,
                     "live": None if row.live is None else row.live.to_json(),
                     "disturbed": row.disturbed,
                     "curve": [_flat(one) for one in row.curve.values()],
@@ -182,7 +194,8 @@ def study(
 
 def _flat(one: cost.Prediction) -> Record:
     sizes = {"size": one.size, "lookahead": one.lookahead, "nodes": one.nodes}
-    return sizes | {"tar": one.tar, **asdict(one.iteration), "plain_s": one.plain_s}
+    times = {"tar": one.tar, **asdict(one.iteration), "plain_s": one.plain_s}
+    return sizes | times | {"silence": asdict(one.silence) if one.silence else None}
 
 
 def _keep(found: Sequence[tuple[Proposer, Replay]], trace: Trace, plan: Plan, path: Path) -> None:
@@ -245,13 +258,16 @@ def _replay(trace: Trace, plan: Plan, folder: Path, proposer: Proposer) -> Repla
 def _profiled(
     target: Model, found: Sequence[tuple[Proposer, Replay]], plan: Plan, path: Path, follow: Follow
 ) -> Profile:
-    longest = max(plan.lookaheads)
-    room = min(target.shape.context, *(proposer.context for proposer, _ in found))
-    contexts = [context for context in plan.contexts if context < room - 64 * (longest + 1)] or [max(1, room // 8)]
-    wanted = points([way for one in found for way in _timed(*one, plan)], contexts, [1])
+    wanted = [point for one in found for point in _places(target, one[0], _timed(*one, plan), plan)]
     options = {proposer.whose: proposer.options for proposer, _ in found}
     follow("timing iterations", measure(target, options, wanted, path, plan.rounds), plan.rounds * len(wanted))
     return read_profile(path)
+
+
+def _places(target: Model, proposer: Proposer, ways: Sequence[Way], plan: Plan) -> list[Point]:
+    """Where to time a proposer: nowhere that it is silent."""
+    most = longest_context(target.shape.context, proposer.context, max(way.lookahead for way in ways))
+    return points(ways, fitting(plan.contexts, most), [1])
 
 
 def _timed(proposer: Proposer, found: Replay, plan: Plan) -> list[Way]:
