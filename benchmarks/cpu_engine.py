@@ -1,8 +1,9 @@
 """Our engine against transformers on a CPU, plain and speculative, in one interleaved run.
 
 A synthetic pair of 60 M and 4 M parameters that agrees on 80 % of tokens, float32, batch 1, a prompt of 32 tokens, 256
-new ones, lookahead 5, two threads. Each round decodes once each way; medians and quartiles of whole calls are over
-rounds, ratios are taken within a round, where both sides met the same machine. All outputs must be the known one.
+new ones, lookahead 5, two threads. Each round decodes once each way, in a drawn order; medians and quartiles of whole
+calls are over rounds, ratios are taken within a round, where both sides met the same machine. All outputs must be the
+known one.
 
     python benchmarks/cpu_engine.py [--rounds 7] [--threads 2] [--dtype float32]
 """
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import torch
 import transformers
@@ -65,12 +67,12 @@ def their_ways(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
 
 
 def measure(ways: dict[str, Decode], expected: list[int], rounds: int) -> dict[str, list[float]]:
-    """Tokens/s of whole calls, one entry a round, the ways taking turns."""
+    """Tokens/s of whole calls, one entry a round, the ways taking turns in an order that is drawn anew."""
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     for index in range(rounds + 1):
-        for name, decode in ways.items():
+        for name in Random(index).sample(list(ways), len(ways)):
             begin_s = time.perf_counter()
-            tokens = decode()
+            tokens = ways[name]()
             elapsed_s = time.perf_counter() - begin_s
             assert tokens == expected, f"{name} decoded something else"
             if index > 0:  # the first round warms up

@@ -65,6 +65,8 @@ def live(
     found = measured(path, trace.outputs, ways)
     if found.stalled:
         print(f"the machine stalled on {', '.join(map(' '.join, found.stalled))}: left out", flush=True)
+    for way, run in found.impossible.items():
+        print(f"{way.draft} at {way.lookahead}: {run.speed_up:.3f}x is above its TAR of {run.tar:.3f}: left out")
     return found.by_way
 
 
@@ -95,7 +97,10 @@ def main() -> None:
             for draft, model in drafts.items() if runs else ():
                 found, cells = replay(model, trace), []
                 for d in range(1, given.lookaheads + 1):
-                    run = runs[Way.with_draft(model, d)]
+                    run = runs.get(Way.with_draft(model, d))
+                    if run is None:
+                        cells.append(f"{'impossible':>14}")
+                        continue
                     made = forecast_at(found, profile, d, run.states)
                     assert run.lossless
                     assert abs(run.tar - made.tar) < 1e-9

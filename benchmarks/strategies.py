@@ -1,9 +1,9 @@
 """Every way of speculating on the same footing: tokens an iteration, times, speed against plain decoding, extra memory.
 
-Greedy, batch 1, the zoo on a CPU or a GPU. On each prompt all ways take turns, and the fastest of its rounds counts,
-because others may use the machine too; the speed-up is the ratio of the sums of decoding time, its interval a bootstrap
-over prompts. Outputs must be those of plain decoding. A set may be a file, and SET@TASK is one task of it: Spec-Bench's
-summarisation may not be shipped, so name your copy.
+Greedy, batch 1, the zoo on a CPU or a GPU. On each prompt all ways take turns, in an order that is drawn anew each
+round, and the fastest of its rounds counts, because others may use the machine too; the speed-up is the ratio of the
+sums of decoding time, its interval a bootstrap over prompts. Outputs must be those of plain decoding. A set may be a
+file, and SET@TASK is one task of it: Spec-Bench's summarisation may not be shipped, so name your copy.
 
     python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--skips FILE]
 """
@@ -12,6 +12,7 @@ import argparse
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # as the command does
@@ -99,16 +100,18 @@ def main() -> None:
         texts = prompts_of(name, given.limit)
         found: dict[str, list[sd.Statistics]] = {way: [] for way in all_ways}
         for text in texts:
-            prompt, expected = target.encode(text)[-room:], list[int]()
-            runs: dict[str, list[sd.Statistics]] = {way: [] for way in all_ways}
-            for way, options in [*all_ways.items()] * given.rounds:
-                run = sd.generate(target, prompt, max_new_tokens=given.new_tokens, stop_tokens=(), **options)
-                expected = expected or run.token_ids
-                difference = explain(target, prompt, expected, run.token_ids)
-                assert difference is None or difference.tie, f"{way}: {difference}"
-                runs[way].append(run.stats)
+            prompt = target.encode(text)[-room:]
+            runs: dict[str, list[sd.Generation]] = {way: [] for way in all_ways}
+            for number in range(given.rounds):
+                for way in Random(f"{number} {text}").sample(list(all_ways), len(all_ways)):
+                    options = all_ways[way] | {"max_new_tokens": given.new_tokens, "stop_tokens": ()}
+                    runs[way].append(sd.generate(target, prompt, **options))
+            expected = runs["plain"][0].token_ids
             for way, made in runs.items():
-                found[way].append(min(made, key=lambda stats: stats.total_s - stats.prefill_s))
+                for run in made:
+                    difference = explain(target, prompt, expected, run.token_ids)
+                    assert difference is None or difference.tie, f"{way}: {difference}"
+                found[way].append(min((run.stats for run in made), key=lambda stats: stats.total_s - stats.prefill_s))
         print(f"\n{Path(name).name}, {len(texts)} prompts; outputs of all ways are the same")
         print(f"{'way':<28}   TAR  draft ms verify ms  tokens/s       speed-up (90 %)    MiB")
         ratios = {way: speed_up(found["plain"], stats) for way, stats in found.items() if way != "plain"}

@@ -1,7 +1,8 @@
 """A real vLLM on a CPU: exported pairs of the zoo, served, against our own engine's output, replay and prediction.
 
-One server without a draft and one for each draft, all started first; every prompt then goes to all of them in turn, so
-that they meet the same machine. Greedy, one request at a time, float32, without compilation.
+One server without a draft and one for each draft, all started first; every prompt then goes to all of them in turn, in
+an order that is drawn anew, so that they meet the same machine. Greedy, one request at a time, float32, without
+compilation.
 
 - Outputs: token by token those of our plain decoding, or a tie of rounding (docs/lossless.md).
 - TAR: the server's counters against our replay of the draft in float32.
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import combinations, islice
 from pathlib import Path
+from random import Random
 from statistics import median
 
 import httpx2
@@ -127,13 +129,13 @@ def traced(target: sd.Model, path: Path, prompts: int, new_tokens: int) -> Trace
 
 
 def measure(servers: dict[str, Served], trace: Trace, new_tokens: int) -> None:
-    """Every prompt at every server in turn."""
+    """Every prompt at every server in turn, in an order that is drawn anew."""
     before = {}
     for name, served in servers.items():
         ask(served, [1, 2, 3], new_tokens)  # warms up
         before[name] = served.endpoint.counters() or Counters()
-    for output in trace.outputs:
-        for served in servers.values():
+    for number, output in enumerate(trace.outputs):
+        for served in Random(number).sample([*servers.values()], len(servers)):
             served.answers[output.set].append(ask(served, output.prompt, new_tokens))
     for name, served in servers.items():
         served.counted = (served.endpoint.counters() or Counters()).since(before[name])

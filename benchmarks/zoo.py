@@ -1,8 +1,8 @@
 """Every draft of the zoo at every lookahead against plain decoding, over the prompts that ship with the package.
 
-Greedy, batch 1, float32 on a CPU. For each prompt all ways take turns, so that they meet the same machine; the speed-up
-is the ratio of the sums of decoding time over all prompts, its interval a bootstrap over prompts. Outputs must be those
-of plain decoding.
+Greedy, batch 1, float32 on a CPU. For each prompt all ways take turns, in an order that is drawn anew each time, so
+that they meet the same machine; the speed-up is the ratio of the sums of decoding time over all prompts, its interval a
+bootstrap over prompts. Outputs must be those of plain decoding.
 
     python benchmarks/zoo.py [--drafts 1x256 2x192] [--lookaheads 1 2 3 4 5] [--new-tokens 64] [--threads 2]
 """
@@ -12,6 +12,7 @@ import platform
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import torch
@@ -32,21 +33,15 @@ def measure(given: argparse.Namespace) -> dict[Way, list[sd.Statistics]]:
     ways: list[Way] = [("", 0), *((name, lookahead) for name in drafts for lookahead in given.lookaheads)]
     found: dict[Way, list[sd.Statistics]] = {way: [] for way in ways}
     for number, prompt in enumerate(load_prompts("zoo")):
-        expected: list[int] = []
-        for name, lookahead in ways if number else ways * 2:  # the first prompt warms up
-            run = sd.generate(
-                target,
-                prompt.text,
-                draft=drafts.get(name),
-                lookahead=max(1, lookahead),
-                max_new_tokens=given.new_tokens,
-            )
-            expected = expected or run.token_ids
-            difference = explain(target, target.encode(prompt.text), expected, run.token_ids)
-            assert difference is None or difference.tie, f"{name}, lookahead {lookahead}: {difference}"
-            if len(found[name, lookahead]) > number:
-                found[name, lookahead].pop()
-            found[name, lookahead].append(run.stats)
+        drawn = Random(number).sample(ways, len(ways))
+        runs: dict[Way, sd.Generation] = {}
+        for name, lookahead in drawn if number else drawn * 2:  # the first prompt warms up
+            options = {"draft": drafts.get(name), "lookahead": max(1, lookahead)}
+            runs[name, lookahead] = sd.generate(target, prompt.text, max_new_tokens=given.new_tokens, **options)
+        for way, run in runs.items():
+            difference = explain(target, target.encode(prompt.text), runs["", 0].token_ids, run.token_ids)
+            assert difference is None or difference.tie, f"{way}: {difference}"
+            found[way].append(run.stats)
     return found
 
 

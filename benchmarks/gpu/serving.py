@@ -8,6 +8,7 @@ that costs, and what captured iterations save, is measured in turns with `genera
 
 import argparse
 import time
+from random import Random
 
 import torch
 from decoding import AGREEMENT, CASES, PROMPT, SIZE
@@ -90,13 +91,14 @@ def main() -> None:
         for text, temperature in (("greedy", 0.0), ("drawn", DRAWN)):
             found: list[list[float]] = [[], [], []]
             for round_ in range(given.rounds + 2):
-                speeds = (
-                    generated(pair, case.lookahead, rows, temperature),
-                    served(pair, running, rows, temperature),
-                    served(pair, plain, rows, temperature),
-                )
-                for one, speed in zip(found, speeds, strict=True):
-                    one.extend([speed] if round_ > 1 else [])  # the first run the kernels, and capture
+                for way in Random(round_).sample(range(3), 3):
+                    batch = (None, running, plain)[way]
+                    speed = (
+                        served(pair, batch, rows, temperature)
+                        if batch
+                        else generated(pair, case.lookahead, rows, temperature)
+                    )
+                    found[way].extend([speed] if round_ > 1 else [])  # the first run the kernels, and capture
             ratio = [served / alone for alone, served, _ in zip(*found, strict=True)]
             columns = "".join(f"{spread(one):>26}" for one in found)
             print(f"{rows:>4} {text:<7}{columns} {sorted(ratio)[len(ratio) // 2]:7.1%}", flush=True)
