@@ -11,6 +11,7 @@ import tyro
 
 from shallowdraft.commands.options import ClusterCommand, Name, Number
 from shallowdraft.errors import OptionError, ShallowdraftError
+from shallowdraft.records import write_whole
 
 if TYPE_CHECKING:
     from shallowdraft.records import Record
@@ -67,7 +68,7 @@ class Replay(ClusterCommand):
             if result[1]:
                 trees[name] = result[1]
         if self.tree is not None:
-            Path(self.tree).write_text(json.dumps(trees[self.draft[0]]) + "\n", encoding="utf-8")
+            write_whole(Path(self.tree), json.dumps(trees[self.draft[0]]) + "\n")
         if self.json_output:
             more = {name: {"tree": one} for name, one in trees.items()}
             print(json.dumps({"drafts": [one.to_json() | more.get(one.draft, {}) for one in found]}))
