@@ -30,8 +30,10 @@ from safetensors.torch import load_file
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.errors import ShallowdraftError
+from shallowdraft.models.checkpoint import find_folder, read_shape
 from shallowdraft.models.heads import save_heads
-from shallowdraft.models.synthetic import byte_tokenizer, make_pair
+from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_decoder
+from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import Records
 from shallowdraft.report.reading import read_run
 from shallowdraft.shapes import parse
@@ -133,6 +135,11 @@ SLOW = {
     f"{name} of a study": Case(f"run/{name}.jsonl", STUDY)
     for name in ("trace", "replays", "profile", "live", "inside", "skips")
 } | {name: Case(file, "report run") for name, (file, _) in READ.items() if file.startswith("run/")}
+SLOW |= {
+    "tokenizer for GGUF": Case(
+        "small/tokenizer.json", "export small --target small --engine llama.cpp --lookahead 2 --out served"
+    )
+}
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +153,9 @@ def pristine(tmp_path_factory: pytest.TempPathFactory, folder) -> Path:
         make_pair(parse("1+1x32/2h/48", vocab=320), parse("1+1x32/2h/48", vocab=320), 0.8).save(Path("pair"))
         shutil.move("pair/target", "t5")
         shutil.copytree(folder("opt"), "opt")
+        zoo = find_folder("zoo:target")
+        small = random_decoder(parse("1x16/1h/32", vocab=read_shape(zoo).vocab), seed=0)
+        sd.Model("small", small, load_tokenizer(zoo)).save("small")
         random_reference("llama").save_pretrained("sharded", max_shard_size="50KB")
         Path("target/generation_config.json").write_text('{"eos_token_id": [300, 301], "pad_token_id": null}')
         shutil.copytree(target, "old")

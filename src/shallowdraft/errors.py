@@ -2,8 +2,9 @@
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Say what an error of a library says, in one line that a terminal can show."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return "".join(one if one.isprintable() else "�" for one in line)
 
 
 class ShallowdraftError(Exception):

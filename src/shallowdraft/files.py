@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
+from errno import EIO
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -138,9 +139,9 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno or EIO, error.strerror or str(error), str(path)) from None
 
 
 class Range:

@@ -11,6 +11,7 @@ from torch import Tensor
 from shallowdraft.building.corpus import Batches, TokenStore, extend_store
 from shallowdraft.decoding.generation import generate
 from shallowdraft.errors import OptionError
+from shallowdraft.files import naming
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
@@ -67,7 +68,8 @@ def write_continuations(
         if not file.exists():
             temperature = 0.0 if batch % GREEDY_SHARE == GREEDY_SHARE - 1 else 1.0
             text = continuations(writer, prompts.to(target.device), length, temperature=temperature, seed=seed + batch)
-            np.save(file.with_suffix(".partial.npy"), text.cpu().numpy())
+            with naming(file):
+                np.save(file.with_suffix(".partial.npy"), text.cpu().numpy())
             file.with_suffix(".partial.npy").replace(file)
         yield (batch + 1) * rows * (prompt + length)
     writer.kept.clear()  # the memory of its batches

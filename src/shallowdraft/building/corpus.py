@@ -257,8 +257,9 @@ def _hold_out_the_end(folder: Path, domain: str, parts: dict[Part, int], kind: t
     """Of a domain with too few documents to hold one out."""
     tokens = np.fromfile(folder / f"{domain}.train.bin", kind)
     kept = len(tokens) - len(tokens) // VALIDATION_EVERY
-    tokens[:kept].tofile(folder / f"{domain}.train.bin")
-    tokens[kept:].tofile(folder / f"{domain}.val.bin")
+    for part, some in (("train", tokens[:kept]), ("val", tokens[kept:])):
+        with naming(folder / f"{domain}.{part}.bin"):
+            some.tofile(folder / f"{domain}.{part}.bin")
     parts["train"], parts["val"] = kept, len(tokens) - kept
 
 

@@ -11,6 +11,7 @@ import tyro
 
 from shallowdraft.commands.options import ClusterCommand, Name, Number
 from shallowdraft.errors import OptionError, ShallowdraftError
+from shallowdraft.records import write_whole
 
 if TYPE_CHECKING:
     from shallowdraft.records import Record
@@ -76,7 +77,7 @@ class Replay(ClusterCommand):
             acceptances.append(result[0])
             more[name] = result[1]
         if self.tree is not None:
-            Path(self.tree).write_text(json.dumps(more[self.draft[0]]["tree"]) + "\n", encoding="utf-8")
+            write_whole(Path(self.tree), json.dumps(more[self.draft[0]]["tree"]) + "\n")
         if self.json_output:
             print(json.dumps({"drafts": [one.to_json() | more[one.draft] for one in acceptances]}))
         elif acceptances:

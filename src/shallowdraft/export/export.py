@@ -23,7 +23,7 @@ from shallowdraft.models import zoo
 from shallowdraft.models.checkpoint import check_folder, find_folder, is_for_us_alone, read_json, read_shape
 from shallowdraft.models.model import Model, load
 from shallowdraft.models.vocabulary import load_tokenizer
-from shallowdraft.records import provenance
+from shallowdraft.records import provenance, write_whole
 from shallowdraft.shapes import ModelShape
 
 START = "start.sh"
@@ -71,10 +71,10 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
             _write_generation(folder / DRAFT, advice.lookahead)
         about = {"engine": engine, "target": target, "draft": draft, "vocabulary": vocabulary}
         settled = {"advice": asdict(advice), "command": made.command, "provenance": provenance()}
-        (folder / ABOUT).write_text(json.dumps(about | settled, indent=2) + "\n", encoding="utf-8")
+        write_whole(folder / ABOUT, json.dumps(about | settled, indent=2) + "\n")
         for name, text in made.files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        (folder / START).write_text(made.script(), encoding="utf-8")
+            write_whole(folder / name, text)
+        write_whole(folder / START, made.script())
         _make_executable(folder / START)
 
     _at_once(out, write)
@@ -117,7 +117,7 @@ def _write_generation(folder: Path, lookahead: int) -> None:
     assistant = {"num_assistant_tokens": lookahead, "num_assistant_tokens_schedule": "constant"}
     kept = {name: value for name, value in read_json(folder / "config.json").items() if name.endswith("_token_id")}
     text = json.dumps(kept | assistant | {"assistant_confidence_threshold": 0.0}, indent=2)
-    (folder / "generation_config.json").write_text(text + "\n", encoding="utf-8")
+    write_whole(folder / "generation_config.json", text + "\n")
 
 
 def _make_executable(file: Path) -> None:

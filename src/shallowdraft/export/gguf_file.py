@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import pi
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import gguf
 import torch
 from torch import Tensor
 
-from shallowdraft.errors import UnsupportedModelError
+from shallowdraft.errors import CheckpointError, UnsupportedModelError, first_line
+from shallowdraft.files import Count, naming, require_fields
 from shallowdraft.models.checkpoint import read_json
 from shallowdraft.models.model import Model
 from shallowdraft.shapes import ModelShape, Rope
@@ -52,6 +53,23 @@ class Tokenizer:
     """llama.cpp's name for how it splits text."""
 
 
+class _Added(TypedDict):
+    id: Count
+    content: str
+    special: bool
+
+
+class _Merged(TypedDict):
+    vocab: dict[str, Count]
+
+
+class _Content(TypedDict):
+    """What is read of tokenizer.json."""
+
+    added_tokens: list[_Added]
+    model: _Merged
+
+
 def require_gguf(shape: ModelShape) -> None:
     """Refuse a model that this module does not write, before any work."""
     if shape.window is not None and shape.window < shape.context:
@@ -62,9 +80,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """Of a folder, unless GGUF cannot say what it does to text."""
     path = folder / "tokenizer.json"
     content = read_json(path) if path.is_file() else {}
-    split = _split(content)
+    try:
+        split = _split(content)
+    except (AttributeError, TypeError, ValueError):  # of other types than tokenizers writes
+        split = None
     if split is None:
         raise UnsupportedModelError(f"{folder}: its tokenizer is none that this writes to GGUF; {ELSEWHERE}")
+    require_fields(content, _Content, str(path), CheckpointError)
     return Tokenizer(folder, content, split)
 
 
@@ -79,10 +101,11 @@ def write_gguf(model: Model, tokenizer: Tokenizer, path: Path) -> None:
     for name, tensor in _tensors(model):
         stored = gguf.GGMLQuantizationType.F32 if tensor.dim() == 1 else kind
         writer.add_tensor(name, gguf.quantize(tensor.float().numpy(), stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with naming(path):
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def _add_shape(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
@@ -145,11 +168,14 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) -> 
     writer.add_token_list([names.get(index, f"[PAD{index}]") for index in range(size)])
     writer.add_token_types([_kind(index, names, added) for index in range(size)])
     merges = bool(content["model"].get("merges"))
-    special = gguf.SpecialVocab(tokenizer.folder, load_merges=merges, n_vocab=size)
     if not merges:
         writer.add_token_merges([_NEVER])
-    special.add_special_token.setdefault("bos", False)  # llama.cpp would add one where Llama 3 has it
-    special.add_to_gguf(writer, quiet=True)
+    try:
+        special = gguf.SpecialVocab(tokenizer.folder, load_merges=merges, n_vocab=size)
+        special.add_special_token.setdefault("bos", False)  # llama.cpp would add one where Llama 3 has it
+        special.add_to_gguf(writer, quiet=True)
+    except Exception as error:  # it reads the tokenizer's files again, and trusts them
+        raise CheckpointError(f"{tokenizer.folder}: its tokenizer cannot be read ({first_line(error)})") from None
 
 
 def _kind(index: int, names: dict[int, str], added: dict[int, dict[str, object]]) -> gguf.TokenType:

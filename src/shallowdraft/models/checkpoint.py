@@ -238,7 +238,9 @@ def _safetensors(file: Path, stack: ExitStack) -> dict[str, _Source]:
     try:
         opened = stack.enter_context(safe_open(file, framework="pt"))
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: truncated or corrupt ({error}); copy or download it again") from None
+        raise CheckpointError(
+            f"{file}: truncated or corrupt ({first_line(error)}); copy or download it again"
+        ) from None
     sources = {
         name: _Source(tuple(part.get_shape()), part.get_dtype(), lambda name=name: opened.get_tensor(name))  # type: ignore[misc]
         for name, part in ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 (no mapping)
@@ -305,4 +307,6 @@ def _read(folder: Path, part: Stored, sources: Mapping[str, _Source]) -> Tensor:
     try:
         return sources[part.name].read()
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{folder}: {part.name} cannot be read ({error}); copy or download it again") from None
+        raise CheckpointError(
+            f"{folder}: {part.name} cannot be read ({first_line(error)}); copy or download it again"
+        ) from None

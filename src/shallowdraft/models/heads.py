@@ -8,6 +8,7 @@ Shapes: K heads, C width of the hidden state, M inner width.
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from shallowdraft.errors import CheckpointError, OptionError
+from shallowdraft.errors import CheckpointError, OptionError, first_line
 from shallowdraft.identity import folder_digest
 from shallowdraft.limits import MOST_HEADS
 from shallowdraft.models.checkpoint import find_folder, read_json, set_usual_mode, write_config
@@ -77,7 +78,10 @@ def save_heads(heads: Heads, folder: Path, **about: Any) -> None:
     """Write weights, then a config that says the folder is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "model.safetensors.partial"
-    save_file({name: tensor.bfloat16().cpu() for name, tensor in heads.state_dict().items()}, partial)
+    try:
+        save_file({name: tensor.bfloat16().cpu() for name, tensor in heads.state_dict().items()}, partial)
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder}: the heads cannot be written ({error}); is the disk full?") from None
     set_usual_mode(partial)
     partial.replace(folder / "model.safetensors")
     write_config(folder, heads.shape.to_config() | {"chances": heads.chances} | about)
@@ -97,14 +101,16 @@ def load_heads(target: Model, path: str | Path | None = None) -> Heads:
     wanted = HeadsShape(count, target.decoder.shape.embed_dim, target.shape.vocab)
     if {**config, **wanted.to_config()} != config:
         raise OptionError(
-            f"{folder}: these heads are for a hidden state of {config.get('hidden_size')} and "
-            f"{config.get('vocab_size')} tokens, {target.name} has {wanted.width} and {wanted.vocab}"
+            f"{folder}: these heads are for a hidden state of {shortened(config.get('hidden_size'))} and "
+            f"{shortened(config.get('vocab_size'))} tokens, {target.name} has {wanted.width} and {wanted.vocab}"
         )
     heads = Heads(wanted)
     try:
         heads.load_state_dict(load_file(folder / "model.safetensors"))
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise CheckpointError(f"{folder}: the heads cannot be read ({error}); train or copy them again") from None
+        raise CheckpointError(
+            f"{folder}: the heads cannot be read ({first_line(error)}); train or copy them again"
+        ) from None
     heads.chances = _chances(folder, config.get("chances", []), count)
     heads.digest = folder_digest(folder) or ""
     return heads.to(target.device, target.decoder.dtype).requires_grad_(False).eval()

@@ -151,9 +151,14 @@ class Profile:
         by_context = self._times.get((self._whose(draft), batch), {})
         return sorted(by_context.get(context, {}))
 
+    def _known(self, way: Way) -> Way:
+        """The way as this profile has it: an earlier one knows proposers by name alone."""
+        named = replace(way, digest="", dtype="")
+        return named if self._latest.get(way.draft, way).digest == way.draft else way
+
     def covers(self, way: Way) -> bool:
         """Whether it was timed, or one that proposes more."""
-        timed = self._lookaheads(_own(way))
+        timed = self._lookaheads(_own(self._known(way)))
         if not timed and way.draft in self._latest:
             timed_dtype = self._latest[way.draft].dtype
             raise RecordError(
@@ -190,7 +195,7 @@ class Profile:
 
         On the machine as it is then and there; without a state, as it was while profiling.
         """
-        lookahead, own = way.lookahead, _own(way)
+        lookahead, own = way.lookahead, _own(self._known(way))
         verified = ALL_DRAFTS if way.drafter == "model" else own
         whose = {"draft_s": own, "target_s": verified, "rest_s": own}
         met = state and self._nearest_met(state)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import vl_convert
 
+from shallowdraft.files import naming
 from shallowdraft.report.figures import WIDTH, Figure, Table
 
 SCALE = 2.0  # of pixels
@@ -23,7 +24,8 @@ def write_figures(figures: list[Figure], folder: Path) -> list[Path]:
         }
         for ending, content in written.items():
             path = folder / f"{figure.id}.{ending}"
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            with naming(path):
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
             found.append(path)
         found.append(_csv(figure.table, folder / f"{figure.id}.csv"))
     return found
@@ -36,6 +38,6 @@ def markdown(table: Table) -> str:
 
 def _csv(table: Table, path: Path) -> Path:
     """With all digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with naming(path), path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([table.columns, *table.rows])
     return path
