@@ -18,6 +18,8 @@ from shallowdraft.models.projection import best_packing
 from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, vocabulary_of
 from shallowdraft.shapes import ModelShape
 
+SPOILER = "<0xFF>"  # as sentencepiece names it
+
 _DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
@@ -80,6 +82,14 @@ class Model:
         if self.tokenizer is None:
             return ""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    @property
+    def spoiler(self) -> int | None:
+        """The token of a byte that no character has, where the tokenizer writes what it does not know as bytes."""
+        if self.tokenizer is None:
+            return None
+        token = self.tokenizer.convert_tokens_to_ids(SPOILER)
+        return token if token is not None and self.tokenizer.convert_ids_to_tokens(token) == SPOILER else None
 
     def save(self, folder: str | Path, *, int8: bool = False) -> None:
         """Write a Hugging Face folder: config, weights, tokenizer; `int8` rounds the weights, for us alone to read."""
