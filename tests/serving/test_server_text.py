@@ -1,6 +1,8 @@
 """What a server answers is what the decoded whole has beyond the prompt, with every kind of tokenizer."""
 
+import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx2 as httpx
@@ -9,6 +11,7 @@ from running import LOOKAHEAD, in_thread
 from tokenizer_kinds import tokenizer_of
 
 import shallowdraft as sd
+from shallowdraft.models import templates
 from shallowdraft.models.synthetic import random_decoder
 from shallowdraft.shapes import parse
 
@@ -33,3 +36,31 @@ def test_answers_begin_with_their_space(kind: str):
             assert "".join(pieces) == whole == alone.text
             assert target.decode(ids) + whole == target.decode(ids + alone.token_ids)
         assert 'vllm:generation_tokens_total{model_name="m"} 240.0' in httpx.get(f"{url}/metrics").text
+
+
+def test_a_template_that_never_ends_keeps_nobody_else_waiting(monkeypatch):
+    """Its chats are refused in OpenAI's form, completions are answered meanwhile."""
+    ends = "{% if messages[0].content == 'end' %}{{ 1 / 0 }}{% endif %}"
+    tokenizer = copy.copy(tokenizer_of("byte-level"))
+    tokenizer.chat_template = ends + "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    target = sd.Model("m", random_decoder(parse("1x32/2h/48", vocab=len(tokenizer))), tokenizer)
+    renderer = templates.Renderer()
+    monkeypatch.setattr(templates, "LONGEST_S", 2.0)
+    monkeypatch.setattr(templates, "_renderer", lambda: renderer)
+    with in_thread(target, None) as (_, url), ThreadPoolExecutor(50) as pool:
+
+        def chat(content: str) -> httpx.Response:
+            asked = {"model": "m", "messages": [{"role": "user", "content": content}]}
+            return httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60)
+
+        assert "division by zero" in chat("end").text
+        endless = pool.submit(chat, "never")
+        others = [pool.submit(chat, "end") for _ in range(45)]  # more than there are threads
+        asked = {"model": "m", "prompt": [5], "max_tokens": 3}
+        assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 200
+        assert not endless.done()
+        refused = endless.result()
+        assert all(other.result().status_code == 400 for other in others)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert "longer than 2 s" in refused.json()["error"]["message"]
+    renderer.stop()

@@ -7,10 +7,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jinja2 import TemplateError
 
 from shallowdraft.errors import OptionError, PromptError, VocabularyError
-from shallowdraft.models import fused, processes
+from shallowdraft.models import fused, processes, templates
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.parallel import Split, require_splittable
@@ -73,9 +72,12 @@ class Model:
         for message in messages:
             _require_unicode(message["content"])
         try:
-            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
-        except (TemplateError, TypeError, ValueError) as error:  # templates are programs
-            raise PromptError(f"the chat template does not take this conversation: {error}") from None
+            template = tokenizer.get_chat_template()
+        except ValueError as error:
+            raise PromptError(f"{self.name}: {error}") from None
+        text = templates.render(template, messages, tokenizer.special_tokens_map)
+        _require_unicode(text)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text without special tokens; empty where there is no tokenizer."""
