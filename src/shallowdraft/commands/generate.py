@@ -184,8 +184,9 @@ def _as_json(result: "Generation") -> dict[str, object]:
 
 def _show(pieces: "Stream", prompt: str, *, speculative: bool) -> None:
     """Text to stdout, in colour on a terminal, after its prompt if there are several; the statistics to stderr."""
-    from rich.console import Console
     from rich.text import Text
+
+    from shallowdraft.commands.console import Console
 
     out = Console(highlight=False, soft_wrap=True)
     if prompt:
@@ -201,7 +202,7 @@ def _show(pieces: "Stream", prompt: str, *, speculative: bool) -> None:
 
 
 def _say(line: str) -> None:
-    from rich.console import Console
+    from shallowdraft.commands.console import Console
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(line, style="dim")
 

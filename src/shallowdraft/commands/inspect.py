@@ -77,10 +77,19 @@ class _Inspected:
         return cls(name, check_folder(folder) if Path(name).is_dir() else read_shape(folder), folder)
 
     def vocabulary_check(self, draft: "_Inspected") -> "VocabularyCheck":
-        from shallowdraft.models.vocabulary import compare, load_tokenizer, vocabulary_of
+        from shallowdraft.models.vocabulary import (
+            compare,
+            load_tokenizer,
+            say_sizes_only,
+            vocabulary_of,
+            why_sizes_only,
+        )
 
         maps = [None if one.folder is None else vocabulary_of(load_tokenizer(one.folder)) for one in (self, draft)]
-        return compare(maps[0], maps[1], self.shape.vocab, draft.shape.vocab)
+        check = compare(maps[0], maps[1], self.shape.vocab, draft.shape.vocab)
+        if check.relation == "same" and (reason := why_sizes_only(*maps)):
+            say_sizes_only(self.name, draft.name, reason)
+        return check
 
 
 def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
@@ -108,8 +117,9 @@ def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any], context: int) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from shallowdraft.commands.console import Console
 
     models, dtype = report["models"], report["dtype"]
     table = Table()

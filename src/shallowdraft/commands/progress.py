@@ -8,11 +8,12 @@ LOG_EVERY_S = 30
 
 def follow(name: str, done: Iterator[int], total: int) -> None:
     """Take an iterator of how much is done to its end."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from shallowdraft.commands.console import Console
+
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     said_s = time.monotonic()
     try:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

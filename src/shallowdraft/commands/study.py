@@ -173,7 +173,7 @@ def show(found: "Found", target: str, out: str) -> None:
         "d: lookahead, or nodes of a tree; TAR: tokens an iteration; needs: the TAR at which it breaks even",
         style="dim",
     )
-    console.print(f"[bold]{found.verdict}[/bold]", soft_wrap=True)
+    console.print(found.verdict, style="bold", soft_wrap=True)
     fall = found.rows[0].prediction.waterfall
     console.print(
         f"of its TAR {fall.ideal:.2f}, drafting takes {fall.drafting:.2f}, longer verification {fall.verifying:.2f}, "
@@ -181,14 +181,13 @@ def show(found: "Found", target: str, out: str) -> None:
         soft_wrap=True,
     )
     if found.lossless is not None:
-        same, differ = "outputs with every draft are those without", "[red]outputs differ, see live.jsonl[/red]"
-        console.print(same if found.lossless else differ)
+        same, differ = "outputs with every draft are those without", "outputs differ, see live.jsonl"
+        console.print(same if found.lossless else differ, style=None if found.lossless else "red")
     if found.stalled:
         console.print(
             f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured; "
             f"to measure again, remove {out}/live.jsonl and run this again",
             soft_wrap=True,
-            markup=False,
         )
     console.print(f"records and study.json are in {out}; look at them: shallowdraft report {out}", soft_wrap=True)
 

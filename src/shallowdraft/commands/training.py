@@ -171,13 +171,13 @@ class TrainingCommand(ModelCommand):
 
 def follow(name: str, steps: "Iterator[Step]") -> None:
     """A line of progress on stderr; into a log, a new one now and then."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from shallowdraft.building import sharding
+    from shallowdraft.commands.console import Console
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     said_s = time.monotonic()
     try:
         with Progress(*columns, console=console, disable=not sharding.is_first()) as progress:
@@ -202,9 +202,8 @@ def say_plan(plan: "Plan") -> None:
 
 
 def say(text: str) -> None:
-    from rich.console import Console
-
     from shallowdraft.building import sharding
+    from shallowdraft.commands.console import Console
 
     if sharding.is_first():
         Console(stderr=True, highlight=False).print(text, style="dim", soft_wrap=True)

@@ -14,7 +14,14 @@ from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json,
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.parallel import Split, require_splittable
 from shallowdraft.models.projection import best_packing
-from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, vocabulary_of
+from shallowdraft.models.vocabulary import (
+    VocabularyCheck,
+    compare,
+    load_tokenizer,
+    say_sizes_only,
+    vocabulary_of,
+    why_sizes_only,
+)
 from shallowdraft.shapes import ModelShape
 
 SPOILER = "<0xFF>"  # as sentencepiece names it
@@ -185,7 +192,9 @@ def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:
     """Whether `draft` can propose tokens to `target`; compared once."""
     if draft not in target._checks:
         maps = vocabulary_of(target.tokenizer), vocabulary_of(draft.tokenizer)
-        target._checks[draft] = compare(*maps, target.shape.vocab, draft.shape.vocab)
+        check = target._checks[draft] = compare(*maps, target.shape.vocab, draft.shape.vocab)
+        if check.relation == "same" and (reason := why_sizes_only(*maps)):
+            say_sizes_only(target.name, draft.name, reason)
     return target._checks[draft]
 
 
