@@ -9,9 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from threading import current_thread, main_thread
+from typing import TYPE_CHECKING
 
 from shallowdraft import __version__
 from shallowdraft.errors import ShallowdraftError
+
+if TYPE_CHECKING:
+    from shallowdraft.commands.options import Command
 
 SPINS = "30000"  # about 50 us, then a waiting thread sleeps
 PATIENCE_S = 5.0  # in which torchrun ends this process, if the first has failed too
@@ -70,6 +74,7 @@ def _interrupted_once(*, program: bool) -> Iterator[None]:
 
 
 def _run(arguments: list[str]) -> int:
+    from shallowdraft.commands.terminal import printing
     from shallowdraft.commands.verbs import parse
 
     try:
@@ -77,6 +82,11 @@ def _run(arguments: list[str]) -> int:
     except SystemExit:
         _let_the_first_speak()
         raise
+    with printing():
+        return _obey(command)
+
+
+def _obey(command: "Command") -> int:
     try:
         return command.run()
     except BrokenPipeError:
@@ -92,6 +102,7 @@ def _run(arguments: list[str]) -> int:
 def _complain(line: str) -> None:
     """Once, where all processes of a torchrun meet the same error; what another one alone meets is its to tell."""
     _let_the_first_speak()
+    line = line.replace("\n", "\\n")  # a name may have one
     print(line if _is_first() else f"process {os.environ['RANK']}: {line}", file=sys.stderr)
 
 

@@ -4,6 +4,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tokenizer_kinds import KINDS, tokenizer_of
 
 import shallowdraft as sd
 from shallowdraft.decoding import generation
@@ -186,6 +187,25 @@ def test_streamed_pieces_make_up_the_result(writer, synthetic):
             assert "".join(piece.text for piece in seen) == pieces.result.text
             assert [piece.token_id for piece in seen if piece.token_id is not None] == pieces.result.token_ids
             assert sum(piece.drafted for piece in seen) == pieces.result.stats.accepted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_is_what_the_decoded_whole_has_beyond_the_prompt(kind: str):
+    """With its leading space, as transformers decodes the whole; generated, streamed, drafted, and up to a stop."""
+    shape = dataclasses.replace(SHAPE, vocab=len(tokenizer_of(kind)))
+    target = sd.Model("m", random_decoder(shape, seed=2, scale=2.0), tokenizer_of(kind))
+    options = {"max_new_tokens": 30, "temperature": 1.0}
+    for seed, prompt in enumerate(["She was called Lily.", "Lily", "a café"]):
+        ids = target.tokenizer.encode(prompt, add_special_tokens=False)
+        before = target.decode(ids)
+        alone = sd.generate(target, ids, seed=seed, **options)
+        assert before + alone.text == target.decode(ids + alone.token_ids)
+        pieces = sd.stream(target, ids, draft=target, seed=seed, **options)
+        assert "".join(piece.text for piece in pieces) == pieces.result.text
+        assert before + pieces.result.text == target.decode(ids + pieces.result.token_ids)
+        cut = sd.generate(target, ids, seed=seed, stop=["e", " "], **options)
+        whole = target.decode(ids + cut.token_ids)
+        assert cut.text == min(whole[len(before) :].split("e")[0], whole[len(before) :].split(" ")[0], key=len)
 
 
 def test_a_stream_is_an_iterator_and_stops_its_clock_for_the_reader(synthetic):

@@ -9,6 +9,7 @@ from conftest import noisy
 from test_engine import assert_never_waits
 from test_greedy import SMALLEST_GAP, StaleCache
 from test_sampling_law import ALPHA, CAUGHT, no_residual, p_value
+from tokenizer_kinds import tokenizer_of
 
 import shallowdraft as sd
 from shallowdraft.cli import main
@@ -303,3 +304,14 @@ def test_commands_that_take_a_trace_refuse_it_too(folders, tmp_path, capsys):
         capsys.readouterr()
         assert main([*command, "--trace", trace]) == 2
         assert "encoder–decoder, which only generate and inspect take" in capsys.readouterr().err
+
+
+def test_text_begins_anew_behind_a_source(synthetic):
+    """What the encoder read is not before it, so there is no space to begin with."""
+    tokenizer = tokenizer_of("unigram")
+    word = next(token for token in tokenizer.get_vocab() if token.startswith("▁") and token[1:])
+    start = synthetic.successor.tolist().index(tokenizer.convert_tokens_to_ids(word))
+    target = replace(synthetic.target, tokenizer=tokenizer, start_token=start)
+    out = sd.generate(target, [9], max_new_tokens=3)
+    assert out.text == target.decode(out.token_ids)
+    assert out.text.startswith(word[1:])

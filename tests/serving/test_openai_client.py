@@ -196,6 +196,12 @@ def test_a_wrong_key_opens_nothing_but_health(server):
     assert found == {"/v1/models": 401, "/metrics": 401, "/openapi.json": 401, "/health": 200}
 
 
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Basic", ""])
+def test_the_scheme_before_the_key_is_written_in_any_case(server, scheme: str):
+    answer = httpx.get(f"{server.url}/models", headers={"Authorization": f"{scheme} {KEY}".strip()})
+    assert answer.status_code == (200 if scheme.lower() == "bearer" else 401)
+
+
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["zoo:target"]
     assert client.models.retrieve("zoo:target").id == "zoo:target"

@@ -314,13 +314,22 @@ def test_bad_options_take_one_line(options: list[str], said: str, capsys):
     assert (said in error, error.count("\n")) == (True, 1)
 
 
-@pytest.mark.parametrize("template", ["{% if %}", "{{ messages[0].content + 1 }}"])
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"])
 def test_a_template_with_a_mistake_is_refused_at_the_start(tmp_path: Path, capsys, template: str):
     (tmp_path / "template").write_text(template)
     given = ["serve", "--target", "zoo:target", "--port", "0", "--device", "cpu"]
     assert main([*given, "--chat-template", str(tmp_path / "template")]) == 2
     error = capsys.readouterr().err
     assert ("the chat template does not take this conversation" in error, error.count("\n")) == (True, 1)
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path, capsys):
+    (tmp_path / "template").write_bytes(b"\x93NUMPY\x00")
+    given = ["serve", "--target", "zoo:target", "--port", "0", "--device", "cpu"]
+    for file, said in ((tmp_path / "template", "is not UTF-8 text"), ("/dev/zero", "longer than 4,194,304 characters")):
+        assert main([*given, "--chat-template", str(file)]) == 2
+        error = capsys.readouterr().err
+        assert (said in error, error.count("\n")) == (True, 1)
 
 
 def test_a_template_may_want_a_system_message(models):

@@ -5,16 +5,19 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from tokenizer_kinds import tokenizer_of
 
+import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency, law
 from shallowdraft.records import Records
 from shallowdraft.replay import traces
+from shallowdraft.replay.traces import Output
 from shallowdraft.report.reading import FILES, RANDOM
 from shallowdraft.shapes import parse
 from shallowdraft.study import live
-from shallowdraft.study.inside import KIND, sources
+from shallowdraft.study.inside import KIND, _pieces, _spelled, sources
 from shallowdraft.study.study import REPLAYS
 
 
@@ -35,6 +38,15 @@ def test_sources_follow_the_iterations():
     found = sources([(2, 3), (3, 3), (0, 0), (0, 3), (2, 3)], 13)
     assert "".join(one[0] for one in found) == "oaacaaabocaac"
     assert sources([(2, 3)], 3) == ["own", "accepted", "accepted"]  # the output ends within an iteration
+
+
+@pytest.mark.parametrize("kind", ["llama", "unigram"])
+def test_pieces_and_proposals_have_the_space_before_them(kind: str):
+    target = sd.Model("m", None, tokenizer_of(kind))
+    lily, she, was = (target.tokenizer.encode(text, add_special_tokens=False) for text in ("Lily.", "She", "was"))
+    pieces = _pieces(target, Output("", "", 0, lily, [*she, *was]))
+    assert "".join(pieces) == " She was"
+    assert _spelled(target, lily, she[0]) == pieces[0]
 
 
 def test_a_replay_is_kept_whole(run: Path):

@@ -21,7 +21,7 @@ from shallowdraft.errors import RecordError
 from shallowdraft.export.advice import advise
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
-from shallowdraft.profiling.latency import KIND, Point, Profile, measure, points, read_profile
+from shallowdraft.profiling.latency import KIND, Profile, measure, points, read_profile
 from shallowdraft.records import Records
 from shallowdraft.replay.acceptance import replay
 from shallowdraft.replay.ranks import replay_trees
@@ -211,7 +211,8 @@ def test_a_profile_is_taken_where_models_have_room(folder: Path, tmp_path: Path,
     said = capsys.readouterr().err
     assert f"{draft} is timed at contexts 64 247: it has one of 256 tokens" in said
     profile = read_profile(Path(out))
-    assert set(profile.samples) == {Point(draft, d, context, 1) for d in (1, 8) for context in (64, 247)}
+    ways = [Way.with_draft(sd.load_draft(draft), lookahead) for lookahead in (1, 8)]
+    assert set(profile.samples) == set(points(ways, [64, 247], [1]))
     assert profile.notes == []
     assert all(row["draft_s"] > 0 for rows in profile.samples.values() for row in rows)
     assert main(["predict", "--trace", str(folder / "trace.jsonl"), "--profile", out, "--json"]) == 0

@@ -52,14 +52,28 @@ def arguments(models: Path, out: Path, *drafts: str) -> list[str]:
     return [*given, "--drafts", *names, "--lookaheads", "1:4", "--max-new-tokens", "24", "--rounds", "1", "--json"]
 
 
+def require_live_as_replayed(run: Path, row: dict) -> None:
+    """Each prompt was decoded as its replay says; whatever the times were, on a machine that others use too."""
+    lines = [json.loads(line) for line in (run / "live.jsonl").read_text().splitlines()[1:]]
+    runs = {one["id"]: one for one in lines if (one["drafter"], one["draft"]) == (row["drafter"], row["draft"])}
+    assert all(one["tie"] for one in runs.values())
+    replays = [json.loads(line) for line in (run / "replays.jsonl").read_text().splitlines()[1:]]
+    (replayed,) = (one for one in replays if (one["drafter"], one["draft"]) == (row["drafter"], row["draft"]))
+    tar = sum(one["emitted"] for one in runs.values()) / sum(one["iterations"] for one in runs.values())
+    assert tar == pytest.approx(replayed["tar"][str(row["nodes"] or row["lookahead"])])
+    if row["live"]:
+        assert row["live"]["lossless"]
+        assert row["live"]["tar"] == pytest.approx(row["tar"])
+
+
 def test_it_ranks_and_says_whether_it_pays(models: Path, tmp_path: Path, capsys):
     assert main(arguments(models, tmp_path / "run")) == 0
     found = json.loads(capsys.readouterr().out)
     (row,) = found["rows"]
     assert 1 < row["tar"] <= row["lookahead"] + 1
-    assert row["live"]["lossless"]
-    assert row["live"]["tar"] == pytest.approx(row["tar"])  # replay is what happens live
-    assert "speculation" in found["verdict"]
+    require_live_as_replayed(tmp_path / "run", row)
+    assert found["lossless"]
+    assert "speculation" in found["verdict"] or row["disturbed"] or found["stalled"]
     assert json.loads((tmp_path / "run" / "study.json").read_text()) == found
     assert main(arguments(models, tmp_path / "run")[:-1]) == 0
     table = capsys.readouterr().out
@@ -123,8 +137,11 @@ def test_killed_at_random_moments_nothing_is_lost_or_done_twice(models: Path, tm
     found = json.loads(done.stdout)
     assert keys(killed) == keys(tmp_path / "whole")
     assert max(count for file in keys(killed).values() for count in file.values()) == 1
-    for one, other in zip(found["rows"], expected["rows"], strict=True):
-        assert (one["draft"], one["tar"], one["lookahead"]) == (other["draft"], other["tar"], other["lookahead"])
+    assert [(row["draft"], row["lookahead"]) for row in found["rows"]] == [
+        (row["draft"], row["lookahead"]) for row in expected["rows"]
+    ]
+    for folder in ("whole", "killed"):
+        require_live_as_replayed(tmp_path / folder, found["rows"][0])
 
 
 def test_another_draft_reuses_the_rest(models: Path, tmp_path: Path, capsys):
@@ -211,8 +228,7 @@ def test_every_way_to_propose_is_in_one_table_and_nothing_is_done_twice(models: 
     draft = str(models / "draft")
     assert {row["name"] for row in found["rows"]} == {draft, f"tree {draft}", "n-gram", "skip", "medusa"}
     for row in found["rows"]:
-        assert row["live"]["lossless"]
-        assert row["live"]["tar"] == pytest.approx(row["tar"])
+        require_live_as_replayed(tmp_path / "run", row)
         assert (row["nodes"] == len(row["tree"]) == 3) == (row["drafter"] in ("tree", "medusa"))
     before = {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")}
     files = {"trace.jsonl", "replays.jsonl", "profile.jsonl", "live.jsonl", "inside.jsonl", "skips.jsonl"}

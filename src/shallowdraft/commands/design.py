@@ -211,9 +211,10 @@ def show_search(rows: "Iterable[Record]", found: "Winner", best: dict[str, Any],
     console = table_console()
     console.print(table)
     at_hand = f"; best at hand: {best['draft']}, {best['speed_up']:.2f}x" if best else ""
+    speed_up, lookahead = found.record["speed_up"], found.record["lookahead"]
     console.print(
-        f"[bold]{found.candidate.name} is predicted {found.record['speed_up']:.2f}x at lookahead "
-        f"{found.record['lookahead']}[/bold]{at_hand}",
+        f"{found.candidate.name} is predicted {speed_up:.2f}x at lookahead {lookahead}{at_hand}",
+        style="bold",
         soft_wrap=True,
     )
     console.print(f"the draft is in {draft}; study --drafts {draft} … runs it live", style="dim", soft_wrap=True)
@@ -262,7 +263,7 @@ def show(found: "list[Found]", best: dict[str, Any], accuracy: str) -> None:
             soft_wrap=True,
         )
         if best["silence"]:
-            console.print(f"{best['draft']} is {Silence(**best['silence'])}", soft_wrap=True, markup=False)
+            console.print(f"{best['draft']} is {Silence(**best['silence'])}", soft_wrap=True)
 
 
 def _needed(one: "Needed") -> str:

@@ -65,12 +65,12 @@ class DistillingCommand(TrainingCommand):
         """The workshop with the target's own text beside the corpus."""
         if not self.generated:
             return shop
-        from rich.console import Console
         from rich.progress import Progress
 
         from shallowdraft.building import sharding
         from shallowdraft.building.continuations import write_continuations
         from shallowdraft.building.corpus import TokenStore, open_store
+        from shallowdraft.commands.console import Console
 
         if (passes := self.generated_share * self.tokens / self.generated) > MANY_PASSES:
             say(

@@ -194,8 +194,9 @@ def _show(pieces: "Stream", prompt: str, *, speculative: bool, spelled: bool) ->
 
     Where nothing can be spelled, for want of a tokenizer, token ids instead of text.
     """
-    from rich.console import Console
     from rich.text import Text
+
+    from shallowdraft.commands.console import Console
 
     out = Console(highlight=False, soft_wrap=True)
     if prompt:
@@ -212,7 +213,7 @@ def _show(pieces: "Stream", prompt: str, *, speculative: bool, spelled: bool) ->
 
 
 def _say(line: str) -> None:
-    from rich.console import Console
+    from shallowdraft.commands.console import Console
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(line, style="dim")
 

@@ -92,10 +92,19 @@ class _Inspected:
         return cls(name, check_folder(folder) if Path(name).is_dir() else read_shape(folder), folder)
 
     def vocabulary_check(self, draft: "_Inspected") -> "VocabularyCheck":
-        from shallowdraft.models.vocabulary import compare, load_tokenizer, vocabulary_of
+        from shallowdraft.models.vocabulary import (
+            compare,
+            load_tokenizer,
+            say_sizes_only,
+            vocabulary_of,
+            why_sizes_only,
+        )
 
         maps = [None if one.folder is None else vocabulary_of(load_tokenizer(one.folder)) for one in (self, draft)]
-        return compare(maps[0], maps[1], self.shape.vocab, draft.shape.vocab)
+        check = compare(maps[0], maps[1], self.shape.vocab, draft.shape.vocab)
+        if check.relation == "same" and (reason := why_sizes_only(*maps)):
+            say_sizes_only(self.name, draft.name, reason)
+        return check
 
 
 def _silent_from(target: ModelShape, draft: ModelShape) -> int | None:
@@ -129,8 +138,9 @@ def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from shallowdraft.commands.console import Console
 
     models, dtype = report["models"], report["dtype"]
     table = Table()
@@ -149,16 +159,13 @@ def _show(report: dict[str, Any]) -> None:
             soft_wrap=True,
         )
     if reason := models[-1]["draft_dtype_reason"]:
-        console.print(
-            f"{models[-1]['name']} drafts in {models[-1]['draft_dtype']}: {reason}", soft_wrap=True, markup=False
-        )
+        console.print(f"{models[-1]['name']} drafts in {models[-1]['draft_dtype']}: {reason}", soft_wrap=True)
     if report["silent_from"] is not None:
         target, draft = models
         console.print(
             f"silent: beyond {draft['context']:,} tokens of text {draft['name']} proposes nothing; from there to the "
             f"{target['context']:,} of {target['name']} decoding is plain",
             soft_wrap=True,
-            markup=False,
         )
     if check := report["vocabulary"]:
         console.print(f"vocabulary: {check['relation']} ({check['detail']})", soft_wrap=True)

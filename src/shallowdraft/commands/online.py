@@ -63,11 +63,11 @@ class Online(ModelCommand):
     """Print one JSON object with the acceptance over ten stretches of the prompts, and nothing else on stdout."""
 
     def run(self) -> int:
-        from rich.console import Console
         from rich.progress import Progress
 
         import shallowdraft as sd
         from shallowdraft.building.online import CURRENT, Habits, OnlineDraft
+        from shallowdraft.commands.console import Console
         from shallowdraft.commands.record import gather
         from shallowdraft.decoding.generation import Options
         from shallowdraft.records import Records

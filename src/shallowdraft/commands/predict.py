@@ -152,7 +152,7 @@ def show(found: list[Forecast]) -> None:
     console.print(table)
     for row in found:
         if row.prediction.silence:
-            console.print(f"{row.draft} is {row.prediction.silence}", soft_wrap=True, markup=False)
+            console.print(f"{row.draft} is {row.prediction.silence}", soft_wrap=True)
     best = found[0].prediction
     fall = best.waterfall
     console.print(f"{found[0].draft} {best.verdict}".strip(), soft_wrap=True)

@@ -18,11 +18,12 @@ def follow(name: str, done: Iterable[int], total: int) -> None:
 
 def shown(name: str, done: Iterable[int], total: int) -> Iterator[int]:
     """Hand on how much is done, and show it."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from shallowdraft.commands.console import Console
+
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     every_s = DRAW_EVERY_S if console.is_terminal else LOG_EVERY_S
     due_s = time.monotonic() + (0 if console.is_terminal else every_s)
     bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
@@ -43,8 +44,8 @@ def shown(name: str, done: Iterable[int], total: int) -> Iterator[int]:
 
 def notes(lines: Iterable[str]) -> None:
     """What the user should know beside the result: a line each on stderr."""
-    from rich.console import Console
+    from shallowdraft.commands.console import Console
 
     console = Console(stderr=True, highlight=False)
     for line in lines:
-        console.print(line, style="dim", soft_wrap=True, markup=False)
+        console.print(line, style="dim", soft_wrap=True)

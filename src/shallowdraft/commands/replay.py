@@ -124,7 +124,7 @@ def _show(found: "list[Acceptance]") -> None:
     console.print(table)
     for one in found:
         if silence := one.silence(TOLD):
-            console.print(f"at lookahead {TOLD} {one.draft} is {silence}", soft_wrap=True, markup=False)
+            console.print(f"at lookahead {TOLD} {one.draft} is {silence}", soft_wrap=True)
 
 
 def _show_confidence(draft: str, lookahead: int, rows: "list[Record]") -> None:

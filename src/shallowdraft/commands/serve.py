@@ -84,7 +84,7 @@ class Serve(DraftCommand):
         target = worker.do(lambda: sd.load(self.target, self.dtype, self.device))
         draft = None if name is None else worker.do(lambda: self.load_draft(name))
         if self.chat_template is not None:
-            target.require_tokenizer().chat_template = Path(self.chat_template).read_text()
+            target.require_tokenizer().chat_template = _read_template(Path(self.chat_template))
             _try_template(target)
         limits = self._limits(target.shape.context, draft.shape.context if draft else None)
         models = target, draft, self.lookahead, worker
@@ -120,6 +120,19 @@ class Serve(DraftCommand):
             prompts=self.queue,
             body_bytes=self.max_body_bytes,
         )
+
+
+def _read_template(file: Path) -> str:
+    from shallowdraft.models.templates import LONGEST
+
+    try:
+        with file.open(encoding="utf-8") as opened:
+            template = opened.read(LONGEST + 1)
+    except UnicodeDecodeError:
+        raise OptionError(f"{file} is not UTF-8 text; give a file with a chat template") from None
+    if len(template) > LONGEST:
+        raise OptionError(f"{file} is longer than {LONGEST:,} characters; give a chat template")
+    return template
 
 
 def _try_template(target: "Model") -> None:

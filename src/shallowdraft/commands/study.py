@@ -175,19 +175,19 @@ def show(found: "Found", target: str, out: str) -> None:
     )
     for row in found.rows:
         if row.prediction.silence:
-            console.print(f"{row.proposer.name} is {row.prediction.silence}", soft_wrap=True, markup=False)
-    console.print(f"[bold]{found.verdict}[/bold]", soft_wrap=True)
+            console.print(f"{row.proposer.name} is {row.prediction.silence}", soft_wrap=True)
+    console.print(found.verdict, style="bold", soft_wrap=True)
     fall = found.rows[0].prediction.waterfall
     console.print(f"of its TAR {fall.ideal:.2f}, {fall.said}: {fall.actual:.2f}x is left", soft_wrap=True)
     if found.lossless is not None:
-        same, differ = "outputs with every draft are those without", "[red]outputs differ, see live.jsonl[/red]"
-        console.print(same if found.lossless else differ)
+        same, differ = "outputs with every draft are those without", "outputs differ, see live.jsonl"
+        console.print(same if found.lossless else differ, style=None if found.lossless else "red")
     left_out = [f"{row.proposer.name}: {row.disturbed}" for row in found.rows if row.disturbed]
     if found.stalled:
         left_out.append(f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured")
     for said in left_out:
         again = f"to measure again, remove {out}/live.jsonl and run this again"
-        console.print(f"{said}; {again}", soft_wrap=True, markup=False)
+        console.print(f"{said}; {again}", soft_wrap=True)
     console.print(f"records and study.json are in {out}; look at them: shallowdraft report {out}", soft_wrap=True)
 
 

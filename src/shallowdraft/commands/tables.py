@@ -4,14 +4,15 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from shallowdraft.commands.console import Console
 
 WIDTH = 120  # where there is no terminal
 
 
 def table_console() -> "Console":
-    from rich.console import Console
+    from shallowdraft.commands.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 

@@ -230,13 +230,13 @@ def follow(name: str, steps: "Generator[Step, None, None]") -> None:
 
     Ctrl-C and SIGTERM wait for the end of a step.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from shallowdraft.building import sharding
+    from shallowdraft.commands.console import Console
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     said_s = time.monotonic()
     # Several processes must stop after the same step, and none knows what others were told.
     noting: AbstractContextManager[list[int]] = noted() if sharding.processes() == 1 else nullcontext([])
@@ -269,9 +269,8 @@ def say_plan(plan: "Plan") -> None:
 
 
 def say(text: str) -> None:
-    from rich.console import Console
-
     from shallowdraft.building import sharding
+    from shallowdraft.commands.console import Console
 
     if sharding.is_first():
         Console(stderr=True, highlight=False).print(text, style="dim", soft_wrap=True)

@@ -51,7 +51,7 @@ class Batch:
 
         What proposes is the batch's, all else is taken from the settings.
         """
-        row, reader = new_row(self._target, settings, len(prompt), pieces=True), self._reader
+        row, reader = new_row(self._target, settings, prompt, pieces=True), self._reader
         reader.sampling = settings.sampling
         reader.restart([prompt], [len(prompt) + row.max_new_tokens], settings.seed, None)
         reader.noise.begin(None if settings.sampling.greedy else settings.seed, 1, [stream])

@@ -21,7 +21,7 @@ from shallowdraft.decoding.pace import LONGEST, Pace
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import slots_for, source_slots_for
 from shallowdraft.decoding.statistics import Statistics, Times
-from shallowdraft.decoding.text import TextStream
+from shallowdraft.decoding.text import TextStream, text_stream
 from shallowdraft.decoding.verification import Rule
 from shallowdraft.errors import NumericsError, OptionError, PromptError
 from shallowdraft.models.heads import Heads
@@ -246,8 +246,6 @@ class Stream:
         for _ in run.iterations():
             yield from row.pieces[shown:]
             shown = len(row.pieces)
-        if row.text is not None and (rest := row.text.flush()):
-            yield Piece(rest, None, drafted=False)
         self._result = run.results()[0]
 
 
@@ -257,8 +255,9 @@ class Row:
 
     max_new_tokens: int
     stop_tokens: frozenset[int]
-    text: TextStream | None
-    """Present where stop strings or a reader need text as it comes."""
+    text: TextStream
+    followed: bool
+    """Whether stop strings or a reader need text as it comes."""
     full: FinishReason
     """Why the row ends if nothing stops it."""
     tokens: list[int] = field(default_factory=list)
@@ -278,19 +277,26 @@ class Row:
             return
         for kept, token in enumerate(tokens[: accepted + 1], 1):
             self.tokens.append(token)
-            if self.text is not None:
+            if self.followed:
                 self.pieces.append(Piece(self.text.push(token), token, drafted=kept <= accepted))
-            if token in self.stop_tokens or (self.text is not None and self.text.stopped):
+            if token in self.stop_tokens or self.text.stopped:
                 self.finish_reason = "stop"
             elif len(self.tokens) == self.max_new_tokens:
                 self.finish_reason = self.full
             if self.finish_reason:
+                self._end_text()
                 break
         if iteration:
             chain = len(tokens) - 1
             self.accepted_by_iteration.append(min(accepted, kept))  # tokens that were cut off do not count
             self.proposed_by_iteration.append(chain)
             self.drafted += chain and (nodes or chain)
+
+    def _end_text(self) -> None:
+        if rest := self.text.flush(() if self.followed else self.tokens):
+            self.pieces.append(Piece(rest, None, drafted=False))
+        if self.text.stopped:
+            self.finish_reason = "stop"
 
 
 class Run:
@@ -306,7 +312,7 @@ class Run:
         encoded = [encode(target, prompt) for prompt in prompts]
         sources = encoded if target.shape.encoder else None
         begun = [[target.start_token] for _ in encoded] if sources else encoded
-        self.rows = [new_row(target, settings, len(ids), pieces) for ids in begun]
+        self.rows = [new_row(target, settings, ids, pieces) for ids in begun]
         limits = [len(ids) + row.max_new_tokens for ids, row in zip(begun, self.rows, strict=True)]
         self._total_s = 0.0
         self._times: Times | None = None
@@ -370,9 +376,7 @@ class Run:
             proposed=[row.proposed_by_iteration.count(n) for n in range(lookahead + 1)],
             times=times,
         )
-        text = self.target.decode(row.tokens)
-        if row.text is not None and row.text.stopped:
-            text = text[: min(cut for cut in map(text.find, self.settings.stop) if cut >= 0)]
+        text = "".join(piece.text for piece in row.pieces)
         assert row.finish_reason is not None
         return Generation(text, row.tokens, stats, row.finish_reason, accepted)
 
@@ -419,14 +423,16 @@ def token_ids(target: Model, prompt: Prompt) -> list[int]:
     return ids
 
 
-def new_row(target: Model, settings: Settings, prompt_tokens: int, pieces: bool) -> Row:
-    room = target.shape.context - prompt_tokens
+def new_row(target: Model, settings: Settings, begun: Sequence[int], pieces: bool) -> Row:
+    """`begun` is the prompt; of an encoder–decoder the start token, which is no text."""
+    room = target.shape.context - len(begun)
     if settings.stop:
         target.require_tokenizer()
     return Row(
         max_new_tokens=min(settings.max_new_tokens, room),
         stop_tokens=frozenset(target.stop_tokens if settings.stop_tokens is None else settings.stop_tokens),
-        text=TextStream(target.decode, settings.stop) if pieces or settings.stop else None,
+        text=text_stream(target, () if target.shape.encoder else begun, settings.stop),
+        followed=pieces or bool(settings.stop),
         full="length" if settings.max_new_tokens <= room else "context",
     )
 

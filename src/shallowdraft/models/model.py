@@ -11,22 +11,30 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jinja2 import TemplateError
 
 from shallowdraft.errors import CheckpointError, OptionError, PromptError, VocabularyError
 from shallowdraft.identity import DIGITS, folder_digest
 from shallowdraft.kernels import cpu
 from shallowdraft.limits import LIMITS
-from shallowdraft.models import fused, processes
+from shallowdraft.models import fused, processes, templates
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name
 from shallowdraft.models.parallel import Split, require_splittable
 from shallowdraft.models.projection import best_packing
-from shallowdraft.models.vocabulary import VocabularyCheck, compare, load_tokenizer, save_tokenizer, vocabulary_of
+from shallowdraft.models.vocabulary import (
+    VocabularyCheck,
+    compare,
+    load_tokenizer,
+    save_tokenizer,
+    say_sizes_only,
+    vocabulary_of,
+    why_sizes_only,
+)
 from shallowdraft.shapes import ModelShape
 
 SAMPLED_VALUES = 2**20  # of a tensor, for the digest of a model in memory
+SPOILER = "<0xFF>"  # as sentencepiece names it
 
 log = logging.getLogger(__name__)
 
@@ -95,15 +103,26 @@ class Model:
         for message in messages:
             _require_unicode(message["content"])
         try:
-            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
-        except (TemplateError, TypeError, ValueError) as error:  # templates are programs
-            raise PromptError(f"the chat template does not take this conversation: {error}") from None
+            template = tokenizer.get_chat_template()
+        except ValueError as error:
+            raise PromptError(f"{self.name}: {error}") from None
+        text = templates.render(template, messages, tokenizer.special_tokens_map)
+        _require_unicode(text)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text without special tokens; empty where there is no tokenizer."""
         if self.tokenizer is None:
             return ""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    @property
+    def spoiler(self) -> int | None:
+        """The token of a byte that no character has, where the tokenizer writes what it does not know as bytes."""
+        if self.tokenizer is None:
+            return None
+        token = self.tokenizer.convert_tokens_to_ids(SPOILER)
+        return token if token is not None and self.tokenizer.convert_ids_to_tokens(token) == SPOILER else None
 
     def save(self, folder: str | Path, *, int8: bool = False) -> None:
         """Write a Hugging Face folder: config, weights, tokenizer; `int8` rounds the weights, for us alone to read."""
@@ -231,7 +250,9 @@ def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:
     """Whether `draft` can propose tokens to `target`; compared once."""
     if draft not in target._checks:
         maps = vocabulary_of(target.tokenizer), vocabulary_of(draft.tokenizer)
-        target._checks[draft] = compare(*maps, target.shape.vocab, draft.shape.vocab)
+        check = target._checks[draft] = compare(*maps, target.shape.vocab, draft.shape.vocab)
+        if check.relation == "same" and (reason := why_sizes_only(*maps)):
+            say_sizes_only(target.name, draft.name, reason)
     return target._checks[draft]
 
 

@@ -1,6 +1,8 @@
 """Tokenizers, and whether a draft speaks its target's vocabulary."""
 
+import logging
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, Literal
@@ -8,10 +10,13 @@ from typing import Any, Literal
 from shallowdraft.errors import CheckpointError, UnsupportedModelError, VocabularyError, first_line
 from shallowdraft.files import LARGEST_TEXT, read_json, require_regular
 
+log = logging.getLogger(__name__)
+
 LARGEST_TAIL = 1024  # tokens that one map may have beyond the other: special tokens added later
 SIDE_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 """Of a checkpoint, beside its weights."""
 _NEVER_OPENED = ("special_tokens_map_file",)  # many a tokenizer_config.json has its author's path there
+_LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls it
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -23,7 +28,7 @@ def load_tokenizer(folder: Path) -> Any | None:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # bare Exceptions of transformers, panics of tokenizers
@@ -31,6 +36,8 @@ def load_tokenizer(folder: Path) -> Any | None:
         raise VocabularyError(
             f"{folder}: the tokenizer cannot be loaded ({first_line(error)}); copy its files again"
         ) from error
+    tokenizer.deprecation_warnings[_LENGTH_WARNING] = True  # as if it were said: lengths are checked here
+    return tokenizer
 
 
 def _require_own_files(folder: Path) -> None:
@@ -102,6 +109,18 @@ class VocabularyCheck:
             )
 
 
+def why_sizes_only(target: object | None, draft: object | None) -> str:
+    """The reason that only sizes can be compared, if a tokenizer or what stands for it is missing."""
+    missing = [role for role, there in (("target", target), ("draft", draft)) if there is None]
+    return f"sizes compared only, no tokenizer of the {' or the '.join(missing)}" if missing else ""
+
+
+@cache
+def say_sizes_only(target: str, draft: str, reason: str) -> None:
+    """Say once of two models how little is known of their vocabularies."""
+    log.warning("the vocabularies of %s and %s are taken to be the same: %s", target, draft, reason)
+
+
 def compare(
     target_vocab: dict[str, int] | None, draft_vocab: dict[str, int] | None, target_size: int, draft_size: int
 ) -> VocabularyCheck:
@@ -112,7 +131,8 @@ def compare(
     if target_vocab is None or draft_vocab is None:
         same = target_size == draft_size
         shared = target_size if same else 0
-        detail = "sizes compared only, a tokenizer is missing" if same else f"sizes {target_size:,} and {draft_size:,}"
+        sizes = f"sizes {target_size:,} and {draft_size:,}"
+        detail = why_sizes_only(target_vocab, draft_vocab) if same else sizes
         return VocabularyCheck("same" if same else "different", shared, target_size, draft_size, detail)
     target_names = {index: token for token, index in target_vocab.items() if index < target_size}
     draft_names = {index: token for token, index in draft_vocab.items() if index < draft_size}

@@ -51,6 +51,7 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
     app.add_middleware(Guard, api_key=api_key, body_bytes=limits.body_bytes)
     _refuse_kindly(app)
     begun_s = int(time.time())
+    rendering = asyncio.Lock()  # one chat at a time: however slow its template, it keeps one thread of many
 
     @app.post("/v1/completions")
     async def complete(asked: CompletionRequest, request: HttpRequest) -> Response:
@@ -65,7 +66,8 @@ def new_app(target: Model, scheduler: Scheduler, metrics: Metrics, limits: Limit
     async def chat(asked: ChatRequest, request: HttpRequest) -> Response:
         _require(asked, target.name)
         messages = [message.plain() for message in asked.messages]
-        ids = await run_in_threadpool(lambda: _within(limits, token_ids(target, target.encode_chat(messages))))
+        async with rendering:
+            ids = await run_in_threadpool(lambda: _within(limits, token_ids(target, target.encode_chat(messages))))
         return await answer("chat", asked, [ids], asked.limit, request)
 
     async def answer(

@@ -21,14 +21,13 @@ class Guard:
 
     def __init__(self, app: App, api_key: str | None, body_bytes: int) -> None:
         self._app, self._body_bytes = app, body_bytes
-        self._wanted = f"Bearer {api_key}".encode() if api_key else None
+        self._wanted = api_key.encode() if api_key else None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
-        given = headers.get(b"authorization", b"")
-        if self._wanted and scope["path"] != OPEN and not hmac.compare_digest(given, self._wanted):
+        if self._wanted and scope["path"] != OPEN and not hmac.compare_digest(_key_in(headers), self._wanted):
             return await refusal(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY")(
                 scope, receive, send
             )
@@ -53,3 +52,9 @@ class Guard:
             return message
 
         return counted
+
+
+def _key_in(headers: dict[bytes, bytes]) -> bytes:
+    """The key that a request comes with; the scheme before it may be written in any case."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return key if scheme.lower() == b"bearer" else b""

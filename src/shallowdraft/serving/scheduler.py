@@ -179,11 +179,9 @@ class Scheduler:
             ticket.notify(Update(error="the models produced NaN or infinite logits"))
             return
         new, ticket.shown = row.pieces[ticket.shown :], len(row.pieces)
-        self._metrics.tokens.inc(len(new))
+        self._metrics.tokens.inc(sum(piece.token_id is not None for piece in new))
         text = "".join(piece.text for piece in new)
         if row.finish_reason is not None:
-            assert row.text is not None
-            text += row.text.flush()
             self._let_go([row])
             self._metrics.ended(row.finish_reason, time.perf_counter() - ticket.begin_s)
         ticket.notify(Update(text, row.finish_reason, len(row.tokens)))

@@ -54,6 +54,7 @@ class Server(uvicorn.Server):
                 http=Connection,
                 log_level="warning",
                 access_log=False,
+                use_colors=False,  # stderr shows escape sequences, whoever writes them
                 timeout_graceful_shutdown=PATIENCE_S,
             )
         )

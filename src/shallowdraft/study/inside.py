@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from shallowdraft.decoding.text import TextStream
+from shallowdraft.decoding.text import text_after, text_stream
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.acceptance import choices
@@ -47,7 +47,7 @@ def _inside(target: Model, proposer: Proposer, found: Replay, size: int, row: in
     proposed = choices(draft, output, found.trace.vocabulary["size"]) if draft else []
     came_from = sources(found.iterations_in(row, size), len(output.output))
     replaced = [
-        _spelled(target, output.output[at - 1], proposed[at - 1])
+        _spelled(target, [*output.prompt, *output.output[:at]], proposed[at - 1])
         if one == "correction" and at <= len(proposed)
         else None
         for at, one in enumerate(came_from)
@@ -78,14 +78,12 @@ def _pieces(target: Model, output: Output) -> list[str]:
     """Text by token; a character of several tokens counts for the last of them."""
     if target.tokenizer is None:
         return [f"{token} " for token in output.output]
-    stream = TextStream(target.decode)
+    stream = text_stream(target, output.prompt)
     found = [stream.push(token) for token in output.output]
     found[-1] += stream.flush()
     return found
 
 
-def _spelled(target: Model, before: int, token: int) -> str:
-    """A token as it would stand behind another one."""
-    if target.tokenizer is None:
-        return str(token)
-    return target.decode([before, token])[len(target.decode([before])) :]
+def _spelled(target: Model, before: Sequence[int], token: int) -> str:
+    """A token as it would stand behind others."""
+    return str(token) if target.tokenizer is None else text_after(target, before, [token])
