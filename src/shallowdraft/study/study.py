@@ -135,7 +135,7 @@ class Study:
                     "iteration": asdict(row.prediction.iteration),
                     "waterfall": asdict(row.prediction.waterfall),
                     "live": None if row.live is None else row.live.to_json(),
-                    "disturbed": row.disturbed,
+                    "disturbed": row.impossible and {"why": row.disturbed, **row.impossible.to_json()},
                     "curve": [_flat(one) for one in row.curve.values()],
                 }
                 for row in self.rows
