@@ -208,11 +208,11 @@ def test_what_was_disturbed_is_named_and_wins_nothing(tmp_path: Path):
     study = json.loads((folder / "study.json").read_text())
     measured, disturbed = sorted(study["rows"], key=lambda row: row["predicted_speed_up"])
     measured["live"] = study["rows"][0]["live"] | {"speed_up": 1.1, "interval": [1.0, 1.2]}
-    disturbed |= {"live": None, "disturbed": "measured 3.000x (2.900–3.100), above its TAR of 2.000"}
+    disturbed |= {"live": None, "disturbed": {"why": "measured 3.000x, above its TAR of 2.000", "speed_up": 3.0}}
     (folder / "study.json").write_text(json.dumps(study | {"rows": [measured, disturbed]}))
     page = make([read_run(folder)])
     again = f"To measure again, remove {folder}/live.jsonl and run the study."
-    assert page.warnings == [f"{disturbed['name']}: {disturbed['disturbed']}. {again}"]
+    assert page.warnings == [f"{disturbed['name']}: {disturbed['disturbed']['why']}. {again}"]
     speed = next(figure.finding for figure in page.figures if figure.id == "speed-up")
     assert f" at lookahead {measured['lookahead']} is fastest: 1.10 times plain decoding, measured" in speed
     assert "disturbed when it was measured, may be faster: 1.42 times, predicted." in speed

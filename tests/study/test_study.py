@@ -52,18 +52,18 @@ def arguments(models: Path, out: Path, *drafts: str) -> list[str]:
     return [*given, "--drafts", *names, "--lookaheads", "1:4", "--max-new-tokens", "24", "--rounds", "1", "--json"]
 
 
-def require_live_as_replayed(run: Path, row: dict) -> None:
+def require_live_as_replayed(folder: Path, row: dict) -> None:
     """Each prompt was decoded as its replay says; whatever the times were, on a machine that others use too."""
-    lines = [json.loads(line) for line in (run / "live.jsonl").read_text().splitlines()[1:]]
+    lines = [json.loads(line) for line in (folder / "live.jsonl").read_text().splitlines()[1:]]
     runs = {one["id"]: one for one in lines if (one["drafter"], one["draft"]) == (row["drafter"], row["draft"])}
     assert all(one["tie"] for one in runs.values())
-    replays = [json.loads(line) for line in (run / "replays.jsonl").read_text().splitlines()[1:]]
+    replays = [json.loads(line) for line in (folder / "replays.jsonl").read_text().splitlines()[1:]]
     (replayed,) = (one for one in replays if (one["drafter"], one["draft"]) == (row["drafter"], row["draft"]))
     tar = sum(one["emitted"] for one in runs.values()) / sum(one["iterations"] for one in runs.values())
     assert tar == pytest.approx(replayed["tar"][str(row["nodes"] or row["lookahead"])])
-    if row["live"]:
-        assert row["live"]["lossless"]
-        assert row["live"]["tar"] == pytest.approx(row["tar"])
+    if run := ran(row):  # on a machine that stalled too often there is none
+        assert run["lossless"]
+        assert run["tar"] == pytest.approx(row["tar"])
 
 
 def test_it_ranks_and_says_whether_it_pays(models: Path, tmp_path: Path, capsys):
@@ -73,7 +73,7 @@ def test_it_ranks_and_says_whether_it_pays(models: Path, tmp_path: Path, capsys)
     assert 1 < row["tar"] <= row["lookahead"] + 1
     require_live_as_replayed(tmp_path / "run", row)
     assert found["lossless"]
-    assert "speculation" in found["verdict"] or row["disturbed"] or found["stalled"]
+    assert "speculation" in found["verdict"]
     assert json.loads((tmp_path / "run" / "study.json").read_text()) == found
     assert main(arguments(models, tmp_path / "run")[:-1]) == 0
     table = capsys.readouterr().out
@@ -96,12 +96,17 @@ def test_a_draft_that_cannot_be_used_is_named_and_left_out(models: Path, tmp_pat
     assert "no draft can be used" in capsys.readouterr().err
 
 
+def ran(row: dict) -> dict:
+    """What was measured live, a result or not: tiny models take less than others may disturb."""
+    return row["live"] or row["disturbed"]
+
+
 def keys(folder: Path) -> dict[str, Counter[tuple]]:
-    """Which records each file has; of live runs each once, since what stalls is taken again."""
+    """Which records each file has; of live runs each once, since what stalls or is too fast is taken again."""
     names = {
         "trace.jsonl": ("set", "id", "sample"),
         "profile.jsonl": ("draft", "lookahead", "context", "batch", "round", "turn"),
-        "live.jsonl": ("draft", "set", "id", "round"),
+        "live.jsonl": ("draft", "set", "id"),
     }
     found = {}
     for file, parts in names.items():
@@ -161,11 +166,12 @@ def test_fewer_prompts_in_the_same_folder_are_a_study_of_their_own(models: Path,
     capsys.readouterr()
     assert main([*given, "--limit", "3"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["live"]["tar"] == pytest.approx(row["tar"])
+    assert ran(row)["tar"] == pytest.approx(row["tar"])
     outputs = read_trace(run / "trace.jsonl").outputs[:3]
     way = Way.of({name: row[name] for name in ("draft", "lookahead", "digest", "dtype")})
-    (its,) = measured(run / "live.jsonl", outputs, [way]).by_way.values()
-    assert row["live"] == json.loads(json.dumps(its.to_json()))
+    runs = measured(run / "live.jsonl", outputs, [way])
+    (its,) = (runs.by_way | runs.impossible).values()
+    assert ran(row).items() >= json.loads(json.dumps(its.to_json())).items()
     assert set(its.states) <= {output.key[:2] for output in outputs}
     assert (run / "live.jsonl").read_text().startswith(before)
 
@@ -182,35 +188,35 @@ def test_a_prompt_on_which_the_machine_stalled_is_named(
     found = json.loads(capsys.readouterr().out)
     assert found["stalled"] == ["few 3", "few 5"]
     (row,) = found["rows"]
-    assert row["live"]["tar"] == pytest.approx(row["tar"])
+    assert ran(row)["tar"] == pytest.approx(row["tar"])
     assert main(given[:-1]) == 0
     assert "the machine stalled on few 3, few 5: left out of what was measured" in capsys.readouterr().out
 
 
 def test_a_speed_up_above_its_tar_wins_nothing(models: Path, tmp_path: Path, capsys):
-    """Live runs of one draft take a hundredth of their time, in all rounds, so that nothing is left to run."""
+    """Iterations of one draft take half a plain token, in all rounds, so that nothing is left to run; others 1.5."""
     run, given = tmp_path / "run", arguments(models, tmp_path / "run", "draft", "target")
+    fast, slow = str(models / "draft"), str(models / "target")
     assert main(given) == 0
     header, *lines = (run / "live.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    fast = [row | {"seconds": row["seconds"] / 100} for row in rows if row["draft"] == str(models / "draft")]
-    calm = [row for row in rows if row["draft"] == str(models / "target")]
-    rounds = [row | {"round": number} for number in range(1 + live.AGAIN) for row in fast]
-    made = [header, *(json.dumps(row) for row in [*rounds, *calm])]
-    (run / "live.jsonl").write_text("\n".join(made) + "\n")
+    rows = {(row["draft"], row["id"]): row for row in map(json.loads, lines)}
+    lines = [header]
+    for (draft, _), row in rows.items():
+        times = {"seconds": row["iterations"] * (0.5 if draft == fast else 1.5)}
+        calm = {"states": [asdict(MachineState(1.0))] * 2}
+        lines += [json.dumps(row | times | calm | {"round": number}) for number in range(1 + live.AGAIN)]
+    (run / "live.jsonl").write_text("\n".join(lines) + "\n")
     capsys.readouterr()
     assert main(given) == 0
     study = json.loads(capsys.readouterr().out)
     first, last = study["rows"]
-    assert (first["draft"], last["draft"]) == (str(models / "target"), str(models / "draft"))
-    assert first["live"]
-    assert first["disturbed"] is None
-    assert last["live"] is None
-    assert "above its TAR of " in last["disturbed"]
-    assert str(models / "draft") not in study["verdict"]
+    assert (first["draft"], last["draft"]) == (slow, fast)
+    assert (first["live"]["speed_up"], first["disturbed"]) == (pytest.approx(first["tar"] / 1.5), None)
+    assert (last["live"], last["disturbed"]["speed_up"]) == (None, pytest.approx(last["tar"] / 0.5))
+    assert fast not in study["verdict"]
     assert main(given[:-1]) == 0
     table = capsys.readouterr().out
-    assert f"{models / 'draft'}: measured " in table
+    assert f"{fast}: {last['disturbed']['why']}; to measure again" in table
     assert "impossible, as an iteration takes at least as long as a plain token" in table
 
 

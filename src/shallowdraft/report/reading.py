@@ -180,7 +180,7 @@ def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
     )
     if not ended:
         return named
-    times, live = Iteration(**row["iteration"]), row["live"]
+    times, live, disturbed = Iteration(**row["iteration"]), row["live"], row.get("disturbed")
     low, high = row["predicted_interval"]
     return replace(
         named,
@@ -194,7 +194,7 @@ def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
         ),
         interval=(low, high),
         live=Live(live["speed_up"], tuple(live["interval"])) if live else None,
-        disturbed=row.get("disturbed"),
+        disturbed=disturbed["why"] if disturbed else None,
         curve=[_prediction(one) for one in row.get("curve", ())],
     )
 

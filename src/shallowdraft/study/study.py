@@ -147,7 +147,7 @@ class Study:
                     "waterfall": asdict(row.prediction.waterfall),
                     "silence": asdict(silence) if (silence := row.prediction.silence) else None,
                     "live": None if row.live is None else row.live.to_json(),
-                    "disturbed": row.disturbed,
+                    "disturbed": row.impossible and {"why": row.disturbed, **row.impossible.to_json()},
                     "curve": [_flat(one) for one in row.curve.values()],
                 }
                 for row in self.rows
