@@ -57,7 +57,8 @@ class Profile(DraftCommand):
 
         if not (self.draft or self.shapes):
             raise OptionError("there is nothing to time; name a --draft, or --shapes auto")
-        if min((*self.lookaheads, *self.contexts, *self.batches, self.rounds), default=0) < 1:
+        given = (*self.lookaheads, *self.contexts, *self.batches, self.rounds)
+        if not (self.lookaheads and self.batches) or min(given) < 1:
             raise OptionError("--lookaheads, --contexts, --batches and --rounds: at least one each, from 1 up")
         self.set_threads()
         require_decoder_only(self.target, *self.draft, *([self.parent] if self.parent else []))
@@ -91,14 +92,13 @@ class Profile(DraftCommand):
         for name, draft in held.items():
             shape = name.startswith(RANDOM)
             lookaheads, batches = (FEW, (1,)) if shape else (self.lookaheads, self.batches)
-            contexts = list(self.contexts)
-            if not contexts:
-                contexts = fitting(CONTEXTS, longest_context(target, draft, max(lookaheads)))
-            if not self.contexts and contexts != list(CONTEXTS):
-                whose = "the target has" if target <= draft else "it has" if not shape else "the parent has"
-                where = f"at contexts {' '.join(map(str, contexts))}: {whose} one of {min(target, draft):,} tokens"
+            fit = fitting(CONTEXTS, longest_context(target, draft, max(lookaheads)))
+            if not self.contexts and fit != list(CONTEXTS):
+                whose = "the target" if target <= draft else "the parent" if shape else "it"
+                where = f"at contexts {' '.join(map(str, fit))}: {whose} has one of {min(target, draft):,} tokens"
                 cut["shapes are" if shape else f"{name} is"] = where
-            wanted[name] = points([Way(name, lookahead) for lookahead in lookaheads], contexts, batches)
+            ways = [Way(name, lookahead) for lookahead in lookaheads]
+            wanted[name] = points(ways, self.contexts or fit, batches)
         notes(f"{who} timed {where}" for who, where in cut.items())
         return wanted
 
