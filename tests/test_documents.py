@@ -48,6 +48,7 @@ INSTEAD = {
     r"--tokens \d+": "--tokens 16384 --batch-tokens 2048 --sequence 64",  # hours of training
     r"--generated \d+": "--generated 16384",
     r"--search": "--search --candidates 2 --tokens 20000 --text 20000",
+    r"--batches 1 4 16": "--batches 1 4 16 --rounds 1 --lookaheads 1 2 8",  # a quarter of an hour
     r"--nproc-per-node 8": "--nproc-per-node 2",  # as many cores as a small machine has
     r"\bDIR\b": "target",
 }

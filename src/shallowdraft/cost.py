@@ -58,7 +58,8 @@ class Silence:
 
     def __str__(self) -> str:
         share = f"{self.tokens:.0%}" if self.tokens > 0.01 else f"{self.tokens:.1%}"
-        return f"silent from {self.begins:,} tokens of text on, where its context is full: {share} of the new tokens"
+        where = f"from {self.begins:,} tokens of text on, where its context has no room for a proposal"
+        return f"silent {where}: {share} of the new tokens"
 
 
 def throughput(tar: float, iteration: Iteration) -> float:

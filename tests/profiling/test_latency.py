@@ -16,6 +16,7 @@ from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
 from shallowdraft.profiling.latency import KIND, Point, read_profile, require_machine
 from shallowdraft.records import Records
+from shallowdraft.replay import traces
 from shallowdraft.shapes import parse
 
 
@@ -145,6 +146,23 @@ def test_other_proposers_leave_the_times_of_drafts_alone(tmp_path: Path):
     assert profile.target_s(1, 64) == pytest.approx(1.2)
     with pytest.raises(RecordError, match="no times of other"):
         profile.covers(Way("other", 1))
+
+
+def test_shapes_with_random_weights_are_no_drafts(tmp_path: Path, capsys, monkeypatch):
+    """Nobody can load them by their names."""
+    profile = read_profile(written(tmp_path / "p", [{}, {"draft": "random:1x64/2h/96"}]))
+    assert (profile.drafts, profile.shapes) == (["d"], ["1x64/2h/96"])
+    written(tmp_path / "shapes", [{"draft": "random:1x64/2h/96"}])
+    make_trace(tmp_path / "t")
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "--trace", "t", "--profile", "shapes"]) == 2
+    assert "shapes has the times of no draft model; name one with profile --draft" in capsys.readouterr().err
+
+
+def make_trace(path: Path) -> None:
+    about = {"target": "t", "vocabulary": {"size": 8, "tokens": None, "digest": None}, "sampling": {}}
+    output = {"id": "0", "set": "s", "sample": 0, "prompt": [1], "output": [2, 3]}
+    Records.open(path, traces.KIND, about).append(output)
 
 
 @pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"target_s": float("nan")}, {"draft_s": -1.0}])

@@ -9,6 +9,13 @@ from hypothesis import strategies as st
 
 from shallowdraft.replay.walk import iterations_of, steps, walk
 
+
+def silent(kept: list[int], lookahead: int, room: int) -> int:
+    """Iterations that begin where a proposal would pass the room."""
+    starts = itertools.accumulate((count + 1 for count in kept[:-1]), initial=0) if kept else ()
+    return sum(start + lookahead > room for start in starts)
+
+
 bits = st.lists(st.booleans(), min_size=0, max_size=40)
 
 
@@ -19,6 +26,7 @@ def test_with_certain_acceptance_it_counts_what_greedy_iterations_keep(rows: lis
     for column, lookahead in enumerate(lookaheads):
         kept = [iterations_of(row, lookahead, room) for row in rows]
         assert found.iterations[:, column].tolist() == [len(one) for one in kept]
+        assert found.silent_at(lookahead).tolist() == [silent(one, lookahead, room) for one in kept]
         for position in range(1, lookahead + 1):
             assert found.reached[:, column, position - 1].tolist() == [sum(n >= position for n in one) for one in kept]
         drafting = [sum(at + lookahead <= room for at in begun(one)) for one in kept]
@@ -37,16 +45,18 @@ def begun(kept: list[int]) -> list[int]:
 @pytest.mark.parametrize("room", [3, 100])
 def test_expectation_over_every_outcome(lookahead: int, room: int):
     chances = np.array([0.9, 0.2, 0.5, 0.7, 1.0, 0.3])
-    expected, kept_some, tried = 0.0, 0.0, 0.0
+    expected = kept_some = without = tried = 0.0
     for outcome in itertools.product((False, True), repeat=len(chances)):
         weight = np.prod(np.where(outcome, chances, 1 - chances))
         kept = iterations_of(outcome, lookahead, room)
         expected += weight * len(kept)
         kept_some += weight * sum(n >= 1 for n in kept)
         tried += weight * sum(at + lookahead <= room for at in begun(kept))
+        without += weight * silent(kept, lookahead, room)
     found = walk([chances], [lookahead], [room])
     assert found.iterations[0, 0] == pytest.approx(expected)
     assert found.reached[0, 0, 0] == pytest.approx(kept_some)
+    assert found.silent_at(lookahead)[0] == pytest.approx(without)
     assert found.acceptance_by_position(lookahead)[0] == pytest.approx(kept_some / tried if tried else 0.0)
 
 

@@ -219,8 +219,11 @@ def test_a_profile_is_taken_where_models_have_room(folder: Path, tmp_path: Path,
     (found,) = json.loads(capsys.readouterr().out)["predictions"]
     assert found["silence"]["begins"] == 257 - found["lookahead"]
     assert main(["predict", "--trace", str(folder / "trace.jsonl"), "--profile", out]) == 0
-    where = f"{draft} is silent from {found['silence']['begins']} tokens of text on, where its context is full"
-    assert f"{where}: {found['silence']['tokens']:.0%} of the new tokens\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert (
+        f"{draft} is silent from {found['silence']['begins']} tokens of text on, where its context has no room" in said
+    )
+    assert f" for a proposal: {found['silence']['tokens']:.0%} of the new tokens\n" in said
     assert main(["replay", "--trace", str(folder / "trace.jsonl"), "--draft", draft]) == 0
     assert f"at lookahead 5 {draft} is silent from 252 tokens of text on" in capsys.readouterr().out
 
@@ -325,4 +328,7 @@ def test_silence_is_taken_into_the_highest_tar():
     times, silence = cost.Iteration(1.0, 1.0), Silence(200, 0.25, 0.1)
     assert cost.Prediction(4, 2.5, times, 1.0).most_tar == 5
     assert cost.Prediction(4, 2.5, times, 1.0, silence=silence).most_tar == 4
-    assert str(silence) == "silent from 200 tokens of text on, where its context is full: 10% of the new tokens"
+    assert (
+        str(silence)
+        == "silent from 200 tokens of text on, where its context has no room for a proposal: 10% of the new tokens"
+    )

@@ -57,7 +57,8 @@ class Profile(DraftCommand):
 
         if not (self.draft or self.shapes):
             raise OptionError("there is nothing to time; name a --draft, or --shapes auto")
-        if min((*self.lookaheads, *self.contexts, *self.batches, self.rounds), default=0) < 1:
+        given = (*self.lookaheads, *self.contexts, *self.batches, self.rounds)
+        if not (self.lookaheads and self.batches) or min(given) < 1:
             raise OptionError("--lookaheads, --contexts, --batches and --rounds: at least one each, from 1 up")
         self.set_threads()
         require_decoder_only(self.target, *self.draft, *([self.parent] if self.parent else []))
@@ -98,12 +99,12 @@ class Profile(DraftCommand):
             random = name in trials
             held = (trials[name] if random else drafts[name].shape).context
             lookaheads, batches = (FEW, (1,)) if random else (self.lookaheads, self.batches)
-            contexts = list(self.contexts) or fitting(CONTEXTS, longest_context(reads, held, max(lookaheads)))
-            if not self.contexts and contexts != list(CONTEXTS):
-                whose = "the target has" if reads <= held else "the parent has" if random else "it has"
-                where = f"at contexts {' '.join(map(str, contexts))}: {whose} one of {min(reads, held):,} tokens"
+            fit = fitting(CONTEXTS, longest_context(reads, held, max(lookaheads)))
+            if not self.contexts and fit != list(CONTEXTS):
+                whose = "the target" if reads <= held else "the parent" if random else "it"
+                where = f"at contexts {' '.join(map(str, fit))}: {whose} has one of {min(reads, held):,} tokens"
                 cut["shapes are" if random else f"{name} is"] = where
-            wanted[name] = points([replace(way, lookahead=d) for d in lookaheads], contexts, batches)
+            wanted[name] = points([replace(way, lookahead=d) for d in lookaheads], self.contexts or fit, batches)
         notes(f"{who} timed {where}" for who, where in cut.items())
         return wanted
 

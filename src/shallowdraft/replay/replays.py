@@ -16,16 +16,16 @@ from shallowdraft.replay.walk import Floats, Walk, places, steps
 
 
 @dataclass(frozen=True)
-class Part:
-    """Iterations that propose equally many tokens, and where in the texts they are."""
+class Stretch:
+    """Iterations that propose equally many tokens, and the stretches of the texts that they are in."""
 
     lookahead: int
     iterations: Floats
     """Of each output [N]."""
     emitted: Floats
-    """Of each output [N], the new tokens of the stretch of text that they are in."""
+    """Of each output [N], the new tokens of that stretch."""
     context: Floats
-    """Of each output [N], the tokens before a new one, on average over that stretch."""
+    """Of each output [N], the tokens before a new one, on average over the stretch."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Replay(ABC):
         return None
 
     def silence(self, size: int, rows: Sequence[int] | slice = slice(None)) -> Silence | None:
-        """Where that was so in some outputs, if it was anywhere."""
+        """The share of iterations and of tokens in some outputs where that was so; None if it was nowhere."""
         begins, silent = self.silent_from(size), self.walk.silent_at(size)[rows].sum()
         if begins is None or not silent:
             return None
@@ -66,20 +66,20 @@ class Replay(ABC):
         depth = self.way(size).lookahead
         return {depth: iterations} if self.silent_from(size) is None else {depth: iterations - silent, 0: silent}
 
-    def parts(self, size: int) -> list[Part]:
-        """Iterations by how many tokens deep they propose, those of which there are any."""
+    def stretches(self, size: int) -> list[Stretch]:
+        """Iterations by how many tokens deep they propose, without lengths of which there are none."""
         outputs, begins, emitted = self.trace.outputs, self.silent_from(size), self.walk.emitted
         prompts = np.array([len(output.prompt) for output in outputs], dtype=float)
         ends = np.array([len(output.output) for output in outputs], dtype=float)
         full = ends if begins is None else np.clip(begins - prompts, 0, ends)  # the draft's context, from there on
         silent = np.zeros(len(outputs)) if begins is None else self.walk.silent_at(size)
-        parts = [
-            Part(depth, iterations, silent, prompts + (full + ends) / 2)
+        stretches = [
+            Stretch(depth, iterations, silent, prompts + (full + ends) / 2)
             if depth == 0 and begins is not None
-            else Part(depth, iterations, emitted - silent, prompts + full / 2)
+            else Stretch(depth, iterations, emitted - silent, prompts + full / 2)
             for depth, iterations in self.proposed(size).items()
         ]
-        return [part for part in parts if part.iterations.any()] or parts[:1]
+        return [stretch for stretch in stretches if stretch.iterations.any()] or stretches[:1]
 
     def tar(self, of_set: str | None = None) -> dict[int, float]:
         return dict(zip(self.walk.sizes, self.walk.tar(self._rows(of_set)).tolist(), strict=True))

@@ -10,7 +10,7 @@ from shallowdraft.cost import Iteration, Prediction, mean_iteration
 from shallowdraft.decoding.timing import MachineState
 from shallowdraft.decoding.ways import Way
 from shallowdraft.profiling.latency import Profile
-from shallowdraft.replay.replays import Part, Replay
+from shallowdraft.replay.replays import Replay, Stretch
 from shallowdraft.study.stalls import Key
 
 
@@ -34,17 +34,17 @@ def forecast_at(found: Replay, profile: Profile, size: int, states: Mapping[Key,
     """On some prompts, each on the machine as it was there: the mean over the states that were seen."""
     rows = [row for row, output in enumerate(found.trace.outputs) if output.key[:2] in states]
     made, weights, speeds = [], [], []
-    parts = found.parts(size)
+    stretches = found.stretches(size)
     for row in rows:
         output = found.trace.outputs[row]
         context, met = len(output.prompt) + len(output.output) / 2, states[output.key[:2]]
-        for part in parts:
-            there = float(part.context[row])
+        for stretch in stretches:
+            there = float(stretch.context[row])
             pace = profile.plain_s(there) / profile.plain_s(context)  # states are known of the whole text
             seen = [replace(state, plain_s=pace * state.plain_s) for state in met]
-            here = [_iteration(profile, _way(found, size, part), there, state) for state in seen]
+            here = [_iteration(profile, _way(found, size, stretch), there, state) for state in seen]
             made.append(mean_iteration(here, [1.0] * len(here)))
-            weights.append(float(part.iterations[row]))
+            weights.append(float(stretch.iterations[row]))
         speeds.append(fmean(state.plain_s for state in met))
     iterations, emitted = found.walk.at(size)[rows], found.walk.emitted[rows]
     tar = float(emitted.sum() / iterations.sum())
@@ -53,17 +53,17 @@ def forecast_at(found: Replay, profile: Profile, size: int, states: Mapping[Key,
 
 
 def _usual(found: Replay, profile: Profile, size: int, tar: float) -> Prediction:
-    """For all prompts together: each part of their iterations at the mean context that it has."""
-    parts = found.parts(size)
-    emitted = [float(part.emitted.sum()) for part in parts]
+    """For all prompts together: each stretch of the texts at its mean context."""
+    stretches = found.stretches(size)
+    emitted = [float(stretch.emitted.sum()) for stretch in stretches]
     contexts = [
-        float(np.average(part.context, weights=part.emitted)) if tokens else found.trace.mean_context
-        for part, tokens in zip(parts, emitted, strict=True)
+        float(np.average(stretch.context, weights=stretch.emitted)) if tokens else found.trace.mean_context
+        for stretch, tokens in zip(stretches, emitted, strict=True)
     ]
-    ways = [_way(found, size, part) for part in parts]
+    ways = [_way(found, size, stretch) for stretch in stretches]
     made = [_iteration(profile, way, context, None) for way, context in zip(ways, contexts, strict=True)]
     plain_s = np.average([profile.plain_s(context) for context in contexts], weights=emitted if any(emitted) else None)
-    iteration = mean_iteration(made, [float(part.iterations.sum()) for part in parts])
+    iteration = mean_iteration(made, [float(stretch.iterations.sum()) for stretch in stretches])
     return _prediction(found, size, tar, iteration, float(plain_s), slice(None))
 
 
@@ -75,8 +75,8 @@ def _prediction(
     return Prediction(way.lookahead, tar, iteration, plain_s, nodes, found.silence(size, rows))
 
 
-def _way(found: Replay, size: int, part: Part) -> Way:
-    return replace(found.way(size), lookahead=part.lookahead)
+def _way(found: Replay, size: int, stretch: Stretch) -> Way:
+    return replace(found.way(size), lookahead=stretch.lookahead)
 
 
 def _iteration(profile: Profile, way: Way, context: float, state: MachineState | None) -> Iteration:
