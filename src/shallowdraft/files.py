@@ -45,6 +45,11 @@ def require_regular(path: Path, complaint: Complaint) -> None:
         raise complaint(f"{path}: no regular file but a pipe, a socket or a device; write it to a file first")
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether it names a file of a folder, and nothing elsewhere."""
+    return Path(name).name == name and name not in ("", "..") and "\0" not in name
+
+
 @contextmanager
 def _opened(path: Path, complaint: Complaint) -> Iterator[IO[bytes]]:
     """Open a regular file, decompressed if its name says so."""

@@ -22,7 +22,7 @@ from shallowdraft.bench import load
 from shallowdraft.bench.endpoint import Counters, Endpoint, parse_counters
 from shallowdraft.bench.levels import KIND, speed_up, summarise
 from shallowdraft.cli import main
-from shallowdraft.errors import RecordError, ServerError
+from shallowdraft.errors import OptionError, RecordError, ServerError
 from shallowdraft.records import Record, Records, masked
 
 MODEL, KEY, LOOKAHEAD, TOKENS = "zoo:target", "a secret", 2, 8
@@ -226,6 +226,30 @@ def test_no_spelling_of_the_key_is_kept(given: list[str]):
     kept = masked(["shallowdraft", "bench", *given, "--chat"])
     assert KEY not in " ".join(kept)
     assert kept[-1] == "--chat"
+
+
+@pytest.mark.parametrize("ending", ["\n", " ", "\r\n"])
+def test_a_key_may_end_like_a_line_of_a_file(served, ending: str):
+    with closing(Endpoint(served[0], MODEL, KEY + ending)) as endpoint:
+        endpoint.check()
+
+
+def test_a_key_that_no_header_can_carry_is_not_shown(served):
+    for key in ("sec\nret", "sec\x00ret", "secrét"):
+        with pytest.raises(OptionError, match="the API key holds characters") as caught:
+            Endpoint(served[0], MODEL, key)
+        assert "sec" not in str(caught.value)
+
+
+def test_a_password_in_the_address_is_not_shown(tmp_path: Path, capsys):
+    for url in ("http://me:secret@127.0.0.1:9/v1", "me:secret@127.0.0.1:9", "http://me:secret@[::1"):
+        given = arguments(url, prompts(tmp_path, "a"), tmp_path / "out.jsonl")
+        assert main(given) == 2
+        said = capsys.readouterr()
+        assert "secret" not in said.out + said.err.replace(KEY, "")
+        assert not (tmp_path / "out.jsonl").exists()
+    with closing(Endpoint("http://me:secret@127.0.0.1:9/v1", MODEL)) as endpoint:
+        assert endpoint.url == "http://…@127.0.0.1:9"
 
 
 def test_tokens_a_second_are_of_the_time_that_passed(monkeypatch):

@@ -148,7 +148,7 @@ def test_other_proposers_leave_the_times_of_drafts_alone(tmp_path: Path):
 
 @pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"target_s": float("nan")}, {"draft_s": -1.0}])
 def test_times_that_cannot_be(tmp_path: Path, wrong: dict):
-    with pytest.raises(RecordError, match="cannot be, measure it again|target_s is nan, not a number"):
+    with pytest.raises(RecordError, match=r"cannot be, measure it again|target_s is nan, not a number"):
         read_profile(written(tmp_path / "p", [wrong]))
 
 
