@@ -334,6 +334,8 @@ def test_a_file_begun_without_a_draft_is_of_another_server(served, tmp_path: Pat
 
 
 def test_a_file_without_answers(tmp_path: Path):
-    Records.open(tmp_path / "out.jsonl", KIND, {}).append({"concurrency": 1, "error": "no luck"})
+    Records.open(tmp_path / "out.jsonl", KIND, {}).append(
+        {"concurrency": 1, "round": 0, "set": "s", "id": "a", "error": "no luck"}
+    )
     with pytest.raises(RecordError, match="it said: no luck"):
         summarise(tmp_path / "out.jsonl")
