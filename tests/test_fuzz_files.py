@@ -12,8 +12,10 @@ import resource
 import shlex
 import shutil
 import struct
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -354,7 +356,7 @@ def test_a_damaged_file_at_length(name: str, pristine: Path, work: Path):
 def test_a_damaged_file_that_is_only_read(name: str, pristine: Path, work: Path):
     file, read = READ[name]
 
-    @settings(max_examples=15, derandomize=True, **ALIKE)
+    @settings(max_examples=8, derandomize=True, **ALIKE)
     @given(SEEDS)
     def check(seed: int) -> None:
         put_back(pristine, work)
@@ -371,3 +373,31 @@ def test_a_whole_file(name: str, pristine: Path, work: Path):
     put_back(pristine, work)
     code, _, err = run(QUICK[name].command)
     assert code == 0, err
+
+
+BOMBS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "config": ("config inspected", lambda content: dumped(json.loads(content) | {"num_hidden_layers": 10**9})),
+    "xz": ("xz", lambda _: lzma.compress(b'{"text": "' + b"a" * 2**28, preset=0)),
+    "trace": ("trace", lambda content: content + b"[" * 200_000 + b"\n"),
+    "state": ("state", lambda content: content[: len(content) // 2]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_process_of_its_own(name: str, pristine: Path, work: Path):
+    """With little memory and time, one line and status 2."""
+    of, damage = BOMBS[name]
+    put_back(pristine, work)
+    file = work / QUICK[of].file
+    file.write_bytes(damage(file.read_bytes()))
+    done = subprocess.run(
+        [sys.executable, "-m", "shallowdraft", *shlex.split(QUICK[of].command)],
+        capture_output=True,
+        text=True,
+        timeout=MOST_S,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES)),
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert (done.returncode, len(said)) == (2, 1), done.stderr
+    assert "Traceback" not in done.stderr

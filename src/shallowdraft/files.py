@@ -1,8 +1,8 @@
-"""Files that others wrote, read with care: regular ones alone, bounded, in UTF-8, with the fields wanted.
+"""Files that others wrote, read with care: regular ones, bounded, in UTF-8, with the fields wanted.
 
-Lines end at line feeds alone: JSON may hold U+2028 and others at which `str.splitlines` ends one too.
-Every error is of the class that the caller names, in one line with the file and, where there is one, the
-number of the line. No torch here.
+Lines end at line feeds alone: JSON may hold U+2028 and others at which `str.splitlines` ends one.
+Every error is of the class that the caller names, in one line with the file and the line's number.
+No torch here.
 """
 
 import gzip
@@ -45,6 +45,11 @@ def require_regular(path: Path, complaint: Complaint) -> None:
         raise complaint(f"{path}: no regular file but a pipe, a socket or a device; write it to a file first")
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether it names a file of a folder, and nothing elsewhere."""
+    return Path(name).name == name and name not in ("", "..") and "\0" not in name
+
+
 @contextmanager
 def _opened(path: Path, complaint: Complaint) -> Iterator[IO[bytes]]:
     """Open a regular file, decompressed if its name says so."""
@@ -70,7 +75,7 @@ def read_text(path: Path, complaint: Complaint, *, most: int = LARGEST_TEXT) -> 
 
 
 def read_lines(path: Path, complaint: Complaint, *, ended: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield lines with their numbers, from 1; with `ended` not the last one where no line end follows it."""
+    """Yield lines with their numbers, from 1; with `ended` only those that a line feed ends."""
     size = 0
     with _opened(path, complaint) as stream:
         most = max(ALWAYS_EXPANDED, EXPANSION * path.stat().st_size)
@@ -135,7 +140,7 @@ def _is_deep(value: Any) -> bool:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an error of writing, like a full disk, name the file: the system's own does so only when it is opened."""
+    """Let an error of writing, like a full disk, name the file, as only those of opening do."""
     try:
         yield
     except OSError as error:
@@ -159,7 +164,7 @@ Share = Annotated[float, Range(0, 1)]
 
 
 def require_fields(record: Any, wanted: Any, where: str, complaint: Complaint) -> None:
-    """Refuse what lacks a field of a dataclass or TypedDict, or has another type there; it may have more fields."""
+    """Refuse what lacks a field of a dataclass or TypedDict, or has another type there."""
     if reason := _unlike(record, wanted, "it"):
         raise complaint(f"{where}: {reason}")
 
@@ -242,17 +247,22 @@ def _unlike_list(value: Any, inner: tuple[Any, ...], name: str) -> str:
     alike = len(inner) == 1 or inner[-1] is Ellipsis
     if not alike and len(value) != len(inner):
         return f"{name} has {len(value)} members, not {len(inner)}"
-    if (
-        alike
-        and inner[0] is int
-        and value
-        and set(map(type, value)) == {int}
-        and all(map(_is_int, (min(value), max(value))))
-    ):
-        return ""  # most of a trace: quickly
+    if alike and value and _are_numbers(value, inner[0]):
+        return ""
     kinds = [inner[0]] * len(value) if alike else inner
     reasons = (_unlike(one, kind, f"{name}[{at}]") for at, (one, kind) in enumerate(zip(value, kinds, strict=True)))
     return next(filter(None, reasons), "")
+
+
+def _are_numbers(values: list[Any], wanted: Any) -> bool:
+    """Whether all are plainly numbers of a type, quickly: most of a trace are."""
+    base, *bounds = get_args(wanted) if get_origin(wanted) is Annotated else (wanted,)
+    if set(map(type, values)) != {base} or base not in (int, float):
+        return False
+    if base is float and not isfinite(sum(values)):
+        return False
+    least, most = min(values), max(values)
+    return all(map(_is_float, (least, most))) and all(one.least <= least and most <= one.most for one in bounds)
 
 
 def _unlike_map(value: Any, inner: tuple[Any, ...], name: str) -> str:

@@ -1,4 +1,4 @@
-"""The most that a model may be, several times the largest there are: what follows from more would fill any memory."""
+"""The most that a model may be, several times the largest there are: more would fill any memory."""
 
 from collections.abc import Mapping
 from reprlib import repr as shortened

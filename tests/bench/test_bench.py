@@ -22,7 +22,7 @@ from shallowdraft.bench import load
 from shallowdraft.bench.endpoint import Counters, Endpoint, parse_counters
 from shallowdraft.bench.levels import KIND, speed_up, summarise
 from shallowdraft.cli import main
-from shallowdraft.errors import RecordError, ServerError
+from shallowdraft.errors import OptionError, RecordError, ServerError
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records, masked
 
@@ -248,6 +248,30 @@ def test_no_spelling_of_the_key_is_kept(given: list[str]):
     assert kept[-1] == "--chat"
 
 
+@pytest.mark.parametrize("ending", ["\n", " ", "\r\n"])
+def test_a_key_may_end_like_a_line_of_a_file(served, ending: str):
+    with closing(Endpoint(served[0], MODEL, KEY + ending)) as endpoint:
+        endpoint.check()
+
+
+def test_a_key_that_no_header_can_carry_is_not_shown(served):
+    for key in ("sec\nret", "sec\x00ret", "secrét"):
+        with pytest.raises(OptionError, match="the API key holds characters") as caught:
+            Endpoint(served[0], MODEL, key)
+        assert "sec" not in str(caught.value)
+
+
+def test_a_password_in_the_address_is_not_shown(tmp_path: Path, capsys):
+    for url in ("http://me:secret@127.0.0.1:9/v1", "me:secret@127.0.0.1:9", "http://me:secret@[::1"):
+        given = arguments(url, prompts(tmp_path, "a"), tmp_path / "out.jsonl")
+        assert main(given) == 2
+        said = capsys.readouterr()
+        assert "secret" not in said.out + said.err.replace(KEY, "")
+        assert not (tmp_path / "out.jsonl").exists()
+    with closing(Endpoint("http://me:secret@127.0.0.1:9/v1", MODEL)) as endpoint:
+        assert endpoint.url == "http://…@127.0.0.1:9"
+
+
 def test_tokens_a_second_are_of_the_time_that_passed(monkeypatch):
     """One request from 0 to 4 s, another from 1 to 3, then none, then one from 10 to 11: five seconds in all."""
     times = iter([0.0, 1.0, 3.0, 4.0, 10.0, 11.0])
@@ -330,6 +354,8 @@ def test_a_file_begun_without_a_draft_is_of_another_server(served, tmp_path: Pat
 
 
 def test_a_file_without_answers(tmp_path: Path):
-    Records.open(tmp_path / "out.jsonl", KIND, {}).append({"concurrency": 1, "error": "no luck"})
+    Records.open(tmp_path / "out.jsonl", KIND, {}).append(
+        {"concurrency": 1, "round": 0, "set": "s", "id": "a", "error": "no luck"}
+    )
     with pytest.raises(RecordError, match="it said: no luck"):
         summarise(tmp_path / "out.jsonl")

@@ -5,13 +5,14 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from shallowdraft.building.corpus import Batches, TokenStore, extend_store
 from shallowdraft.decoding.generation import generate
-from shallowdraft.errors import OptionError
-from shallowdraft.files import naming
+from shallowdraft.errors import CorpusError, OptionError, first_line
+from shallowdraft.files import naming, require_regular
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
@@ -73,10 +74,22 @@ def write_continuations(
             file.with_suffix(".partial.npy").replace(file)
         yield (batch + 1) * rows * (prompt + length)
     writer.kept.clear()  # the memory of its batches
-    first, *rest = (np.pad(np.load(file), ((0, 0), (0, 1)), constant_values=store.end).ravel() for file in files)
+    first, *rest = (np.pad(_written(file), ((0, 0), (0, 1)), constant_values=store.end).ravel() for file in files)
     yield extend_store(store, folder, DOMAIN, train=np.concatenate(rest), val=first)
     for file in files:
         file.unlink()
+
+
+def _written(file: Path) -> npt.NDArray[np.int64]:
+    """Token rows of a batch that lies on disk."""
+    require_regular(file, CorpusError)
+    try:
+        rows = np.load(file)
+        if rows.dtype != np.int64 or rows.ndim != 2:
+            raise ValueError(f"{rows.dtype} of {rows.ndim} dimensions")
+    except (ValueError, EOFError) as error:
+        raise CorpusError(f"{file}: no rows of tokens ({first_line(error)}); remove it, it is written again") from None
+    return np.asarray(rows)
 
 
 def _openings(store: TokenStore, prompt: int, rows: int, seed: int) -> Iterator[Tensor]:

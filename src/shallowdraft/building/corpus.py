@@ -25,6 +25,7 @@ from shallowdraft.files import (
     Count,
     Range,
     Share,
+    is_plain_name,
     naming,
     parse_json,
     read_json,
@@ -88,7 +89,7 @@ def _required_name(where: str, domain: Any) -> str:
     """A domain becomes the name of a file of the store, and of nothing elsewhere."""
     if not isinstance(domain, str) or not 0 < len(domain) <= LONGEST_NAME or not domain.isprintable():
         raise CorpusError(f"{where}: the domain {shortened(domain)} is no name; use some letters and digits")
-    if domain.startswith(".") or Path(domain).name != domain or "\\" in domain:
+    if domain.startswith(".") or not is_plain_name(domain) or "\\" in domain:
         raise CorpusError(f"{where}: the domain {shortened(domain)} is a path; use letters and digits")
     return domain
 

@@ -217,7 +217,7 @@ def _weight_files(folder: Path) -> list[Path]:
             if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
                 raise CheckpointError(f"{folder / index}: has no weight_map from tensors to files; copy it again")
             names = sorted(set(weight_map.values()))
-            if paths := [name for name in names if Path(name).name != name]:
+            if paths := [name for name in names if not files.is_plain_name(name)]:
                 raise CheckpointError(
                     f"{folder / index}: names {shortened(paths[0])}, which is no file of this folder; copy it again"
                 )

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shallowdraft.errors import CheckpointError, OptionError, first_line
+from shallowdraft.files import require_regular
 from shallowdraft.identity import folder_digest
 from shallowdraft.limits import MOST_HEADS
 from shallowdraft.models.checkpoint import find_folder, read_json, set_usual_mode, write_config
@@ -105,6 +106,7 @@ def load_heads(target: Model, path: str | Path | None = None) -> Heads:
             f"{shortened(config.get('vocab_size'))} tokens, {target.name} has {wanted.width} and {wanted.vocab}"
         )
     heads = Heads(wanted)
+    require_regular(folder / "model.safetensors", CheckpointError)
     try:
         heads.load_state_dict(load_file(folder / "model.safetensors"))
     except (OSError, SafetensorError, RuntimeError) as error:

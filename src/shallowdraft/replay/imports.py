@@ -8,7 +8,7 @@ from reprlib import repr as shortened
 from typing import Any, TypedDict
 
 from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.errors import RecordError
+from shallowdraft.errors import RecordError, first_line
 from shallowdraft.files import Count, parse_json, read_lines, read_text, require_fields
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import Record, Records
@@ -34,8 +34,8 @@ def import_completions(path: Path) -> tuple[Sampling, list[Output]]:
         try:
             request, response = _parts(line)
             sampling = _sampling(where, request)
-        except (ValueError, TypeError, AttributeError, OverflowError):
-            raise RecordError(f"{where}: not a completion as a JSON object") from None
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise RecordError(f"{where}: not a completion as a JSON object ({first_line(error)})") from None
         if law not in (None, sampling):
             raise RecordError(f"{where}: drawn with {sampling}, the lines before with {law}; one file for each")
         law = sampling

@@ -72,6 +72,9 @@ def load_questions(name: str, limit: int | None = None) -> list[Question]:
 def _question(file: Path, number: int, line: str) -> Question:
     try:
         row = parse_json(line)
+    except ValueError as error:
+        raise PromptError(f"{file}:{number}: no JSON object ({error})") from None
+    try:
         prompt, choices, answer = row["prompt"], row["choices"], row["answer"]
         if not prompt or not isinstance(prompt, str) or not isinstance(choices, list):
             raise TypeError
