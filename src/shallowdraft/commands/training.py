@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from shallowdraft.commands.options import ModelCommand, Rate
-from shallowdraft.errors import OptionError, TrainingError
+from shallowdraft.errors import OptionError, TrainingError, printable
 from shallowdraft.files import read_json
 from shallowdraft.records import write_whole
 
@@ -115,7 +114,7 @@ class TrainingCommand(ModelCommand):
             return
         begun = read_json(self._record, TrainingError)
         if changed := [name for name, value in self._options.items() if value != begun.get(name)]:
-            was = ", ".join(f"--{name.replace('_', '-')} {shortened(begun.get(name))}" for name in changed)
+            was = ", ".join(f"--{name.replace('_', '-')} {printable(str(begun.get(name)))[:200]}" for name in changed)
             raise OptionError(
                 f"{self.out} holds an unfinished run that was started with {was}; use the same options to go on, "
                 "or name another folder"
