@@ -221,7 +221,7 @@ def test_a_tokenizer_is_of_its_folder(entry: dict, models: Path, tmp_path: Path)
     config.write_text(json.dumps(json.loads(config.read_text()) | entry))
     with pytest.raises(VocabularyError, match="which is not in this folder"):
         load_tokenizer(copy)
-    harmless = {"special_tokens_map_file": "/etc/passwd", "tokenizer_file": "/root/of/its/author/tokenizer.json"}
+    harmless = {"special_tokens_map_file": "/etc/passwd", "tokenizer_file": "/elsewhere/tokenizer.json"}
     config.write_text(json.dumps(harmless))
     assert len(load_tokenizer(copy)) == 320
 

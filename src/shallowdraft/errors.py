@@ -3,8 +3,12 @@
 
 def first_line(error: BaseException) -> str:
     """Say what an error of a library says, in one line that a terminal can show."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return "".join(one if one.isprintable() else "�" for one in line)
+    return printable((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def printable(text: str) -> str:
+    """Put a mark for every character that a terminal would obey rather than show."""
+    return "".join(one if one.isprintable() else "�" for one in text)
 
 
 class ShallowdraftError(Exception):

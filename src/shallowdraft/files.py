@@ -96,15 +96,15 @@ def read_lines(path: Path, complaint: Complaint, *, ended: bool = False) -> Iter
                 raise complaint(f"{path}:{number}: not UTF-8 ({error.reason}); convert it first") from None
 
 
-def read_json(path: Path, complaint: Complaint) -> dict[str, Any]:
+def read_json(path: Path, complaint: Complaint, advice: str = "copy the file again") -> dict[str, Any]:
     """Read a file that holds one JSON object."""
     text = read_text(path, complaint, most=LARGEST_OBJECT)
     try:
         content = parse_json(text)
     except ValueError as error:
-        raise complaint(f"{path}: not readable as JSON ({error}); copy the file again") from None
+        raise complaint(f"{path}: not readable as JSON ({error}); {advice}") from None
     if not isinstance(content, dict):
-        raise complaint(f"{path}: holds no JSON object; copy the file again")
+        raise complaint(f"{path}: holds no JSON object; {advice}")
     return content
 
 
@@ -166,7 +166,7 @@ Share = Annotated[float, Range(0, 1)]
 def require_fields(record: Any, wanted: Any, where: str, complaint: Complaint) -> None:
     """Refuse what lacks a field of a dataclass or TypedDict, or has another type there."""
     if reason := _unlike(record, wanted, "it"):
-        raise complaint(f"{where}: {reason}")
+        raise complaint(f"{where}: {reason}; correct it, or write the file again")
 
 
 def make(wanted: Callable[..., Made], record: Any, where: str, complaint: Complaint) -> Made:

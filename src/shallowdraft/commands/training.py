@@ -8,14 +8,13 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from shallowdraft.commands.interruption import noted, obey
 from shallowdraft.commands.options import ModelCommand, Rate
-from shallowdraft.errors import OptionError, TrainingError
+from shallowdraft.errors import OptionError, TrainingError, printable
 from shallowdraft.files import read_json
 from shallowdraft.records import write_whole
 
@@ -128,7 +127,7 @@ class TrainingCommand(ModelCommand):
         if set(begun) != set(self._options):
             return "another command"
         changed = [name for name, value in self._options.items() if value != begun[name]]
-        return ", ".join(f"--{name.replace('_', '-')} {shortened(begun[name])}" for name in changed)
+        return ", ".join(f"--{name.replace('_', '-')} {printable(str(begun[name]))[:200]}" for name in changed)
 
     def _require_same_run(self) -> None:
         """An unfinished run in the output folder must have been started with the same options."""

@@ -31,7 +31,7 @@ def read_run(folder: Path) -> Run:
         raise OptionError(f"{folder}: there is no such folder; name the one that was given to study --out")
     files = {name: _read(folder / f"{name}.jsonl", kind, FIELDS.get(name)) for name, kind in FILES.items()}
     found = {name: file for name, file in files.items() if file}
-    study = _object(folder / "study.json", fields.Study)
+    study = _study(folder / "study.json")
     if not found and study is None:
         raise OptionError(f"{folder} holds no records of a study; make them with shallowdraft study --out {folder}")
     try:
@@ -74,12 +74,16 @@ def _latest(file: Records | None, *names: str) -> list[Record]:
 def _object(path: Path, wanted: type) -> Record | None:
     if not path.exists():
         return None
+    found = read_json(path, RecordError, "run the command again that wrote it")
+    require_fields(found, wanted, str(path), RecordError)
+    return found
+
+
+def _study(path: Path) -> Record | None:
     try:
-        content = read_json(path, RecordError)
-        require_fields(content, wanted, str(path), RecordError)
+        return _object(path, fields.Study)
     except RecordError as error:
-        raise RecordError(f"{error}; if it was edited, run the study again") from None
-    return content
+        raise RecordError(f"{error}; run the study again, it reuses the others") from None
 
 
 def _accuracy(path: Path) -> Accuracy | None:
