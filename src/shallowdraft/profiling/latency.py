@@ -572,7 +572,7 @@ def _incomplete(file: Records) -> list[str]:
     plans = _plans(file)
     latest = {point.way.draft: point.way for plan in plans for point in map(_point, plan[PLANNED])}
     for plan in reversed(plans):
-        places = [_point(place) for place in plan[PLANNED]]
+        places = dict.fromkeys(map(_point, plan[PLANNED]))
         current = [place for place in places if _weights(place.way) == _weights(latest[place.way.draft])]
         wanted = list(product(current, range(plan["rounds"]), range(plan["turns"])))
         missing = sum(one not in done for one in wanted)
