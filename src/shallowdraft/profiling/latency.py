@@ -37,6 +37,7 @@ WARM_UP, COUNT, TURNS = 4, 12, 3  # iterations before a sample and of it, and sa
 RIDGE, ROBUST_STEPS = 0.01, 5
 DISTURBED = 3.0  # times as long, over a plain token, as usual: no state of the machine does that
 SEVERAL = 5  # samples that a median must rest on
+SHORTEST = 1e-12  # seconds that a pass may take
 NEAR = {"plain_s": 0.04, "handover_s": 0.4, "arithmetic_s": 0.08}  # what differs by that much is another state
 
 
@@ -56,6 +57,10 @@ class Point:
         return Way(self.draft, self.lookahead, self.drafter, self.tree)
 
 
+PartSeconds = Annotated[float, Range(-1e9, 1e9)]
+"""Of which those below 0 are refused with their point."""
+
+
 class Sample(TypedDict):
     """What a line of a profile must have."""
 
@@ -65,13 +70,13 @@ class Sample(TypedDict):
     batch: Size
     drafter: NotRequired[DrafterName]
     tree: NotRequired[list[int]]
-    plain_s: float
+    plain_s: PartSeconds
     handover_s: Seconds
     arithmetic_s: Seconds
     pass_s: NotRequired[Seconds]
-    draft_s: float
-    target_s: float
-    rest_s: float
+    draft_s: PartSeconds
+    target_s: PartSeconds
+    rest_s: PartSeconds
 
 
 class Numbered(Sample):
@@ -406,7 +411,7 @@ def read_profile(path: Path) -> Profile:
     for where, row in file.placed():
         point = _point(row)
         times = [row[part] for part in ("plain_s", *PARTS)]
-        if not all(np.isfinite(times)) or min(times) < 0 or row["plain_s"] == 0 or row["target_s"] == 0:
+        if not all(np.isfinite(times)) or min(times) < 0 or min(row["plain_s"], row["target_s"]) < SHORTEST:
             raise RecordError(f"{where}: {point} took {times} s; such times cannot be, measure it again")
         samples.setdefault(point, []).append(row)
     if not samples:
