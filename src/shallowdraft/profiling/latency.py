@@ -42,6 +42,7 @@ WARM_UP, COUNT, TURNS = 4, 12, 3  # iterations before a sample and of it, and sa
 RIDGE, ROBUST_STEPS = 0.01, 5
 DISTURBED = 3.0  # times as long, over a plain token, as usual: no state of the machine does that
 SEVERAL = 5  # samples that a median must rest on
+SHORTEST = 1e-12  # seconds that a pass may take
 NEAR = {"plain_s": 0.04, "handover_s": 0.4, "arithmetic_s": 0.08}  # what differs by that much is another state
 
 
@@ -52,6 +53,10 @@ class Point:
     way: Way
     context: int
     batch: int
+
+
+PartSeconds = Annotated[float, Range(-1e9, 1e9)]
+"""Of which those below 0 are refused with their point."""
 
 
 class Sample(TypedDict):
@@ -65,13 +70,13 @@ class Sample(TypedDict):
     tree: NotRequired[list[int]]
     digest: NotRequired[str]
     dtype: NotRequired[str]
-    plain_s: float
+    plain_s: PartSeconds
     handover_s: Seconds
     arithmetic_s: Seconds
     pass_s: NotRequired[Seconds]
-    draft_s: float
-    target_s: float
-    rest_s: float
+    draft_s: PartSeconds
+    target_s: PartSeconds
+    rest_s: PartSeconds
 
 
 class Numbered(Sample):

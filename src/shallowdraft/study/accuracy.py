@@ -107,7 +107,10 @@ def _likelihoods(model: Model, question: Question) -> "list[np.ndarray[Any, Any]
 
     context = model.encode(question.context)
     choices = [model.encode(question.context + choice)[len(context) :] for choice in question.choices]
-    room = model.shape.context - max(map(len, choices)) + 1
+    longest = max(map(len, choices))
+    room = model.shape.context - longest + 1
+    if room < 1:
+        raise PromptError(f"a choice has {longest:,} tokens; {model.name} takes {model.shape.context:,}, shorten it")
     context = context[-room:]
 
     def after(choice: list[int]) -> torch.Tensor:
