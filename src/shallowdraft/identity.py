@@ -9,7 +9,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from shallowdraft.errors import CheckpointError
+from shallowdraft.files import read_json
 
 WHOLE_BYTES = 64 * 2**20  # a file up to this size is read whole
 BLOCKS, BLOCK_BYTES = 1024, 2**14  # read of a larger one, evenly spread
@@ -43,13 +45,11 @@ def text_digest(*parts: object) -> str:
 
 def _config(file: Path) -> bytes:
     """What a config says, without what a copy or another version of transformers writes differently."""
-    try:
-        content: Any = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):  # whoever loads the folder says what is wrong with it
+    if not file.is_file():
         return b""
-    if isinstance(content, dict):
-        content = {key: value for key, value in content.items() if key not in _NOT_CONTENT}
-    return json.dumps(content, sort_keys=True).encode()
+    content = read_json(file, CheckpointError)
+    kept = {key: value for key, value in content.items() if key not in _NOT_CONTENT}
+    return json.dumps(kept, sort_keys=True).encode()
 
 
 def _sampled(file: Path) -> Iterator[bytes]:
