@@ -222,7 +222,7 @@ def test_the_disk_waits_for_the_end_of_a_level(served, tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "fsync", watched)
     asked = [("some", Prompt(str(at), "", text)) for at, text in enumerate(TEXTS)]
     with closing(Endpoint(served[0], MODEL, KEY)) as endpoint:
-        for count in load.run_load(endpoint, load.Load(asked, [1, 2], TOKENS), out, []):
+        for count in load.run_load(endpoint, load.Load(asked, [1, 2], TOKENS), out):
             assert len(rows(out)) == count
     assert synced == [len(TEXTS), 2 * len(TEXTS)]
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 from shallowdraft import cost
 from shallowdraft.cost import Iteration, Silence
 from shallowdraft.decoding.generation import MAX_LOOKAHEAD
 from shallowdraft.errors import RecordError
-from shallowdraft.files import Range, require_fields
+from shallowdraft.files import Range, make, require_fields
 from shallowdraft.identity import folder_digest
 from shallowdraft.models.checkpoint import find_folder, read_json
 from shallowdraft.profiling.latency import Profile, read_profile
@@ -58,6 +58,7 @@ class _Replay(TypedDict):
     drafter: str
     draft: str
     tar: dict[int, float]
+    silence: NotRequired[dict[int, Silence]]
 
 
 def advise(folder: Path, target: str, draft: str) -> Advice:
@@ -94,7 +95,8 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
     if not replayed or not replayed["tar"]:
         raise RecordError(f"{folder / 'replays.jsonl'}: has no TAR of {draft}; run the study again")
     tars = {int(size): tar for size, tar in replayed["tar"].items()}
-    silence = {int(size): Silence(**one) for size, one in replayed.get("silence", {}).items()}
+    where = str(folder / "replays.jsonl")
+    silence = {int(size): make(Silence, one, where, RecordError) for size, one in replayed.get("silence", {}).items()}
     profile = read_profile(folder / "profile.jsonl")
     timed = sorted({point.batch for point in profile.of_draft(draft)})
     live = row["live"]

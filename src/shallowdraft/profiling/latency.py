@@ -158,8 +158,9 @@ class Profile:
 
     def _known(self, way: Way) -> Way:
         """The way as this profile has it: an earlier one knows proposers by name alone."""
-        named = replace(way, digest="", dtype="")
-        return named if self._latest.get(way.draft, way).digest == way.draft else way
+        timed = self._latest.get(way.draft, way)
+        by_name = timed.digest == way.draft and not timed.dtype
+        return replace(way, digest="", dtype="") if by_name else way
 
     def covers(self, way: Way) -> bool:
         """Whether it was timed, or one that proposes more."""

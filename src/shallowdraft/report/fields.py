@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from shallowdraft.cost import Silence
 from shallowdraft.files import Count, Range, Seconds, Share, Size, SomeSeconds
 
 Rate = Annotated[float, Range(1e-9, 1e12)]
@@ -24,6 +25,13 @@ class Predicted(Times):
     nodes: Count
     tar: Rate
     plain_s: SomeSeconds
+    silence: NotRequired[Silence | None]
+
+
+class Disturbed(TypedDict):
+    """Why what was measured is no result."""
+
+    why: str
 
 
 class Measured(TypedDict):
@@ -53,6 +61,8 @@ class Ranked(Proposer):
     predicted_speed_up: NotRequired[Rate]
     predicted_interval: Bounds
     live: Measured | None
+    disturbed: NotRequired[Disturbed | None]
+    silence: NotRequired[Silence | None]
     curve: NotRequired[list[Predicted]]
 
 
