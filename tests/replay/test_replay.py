@@ -6,18 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 import shallowdraft as sd
 from shallowdraft import cost, shapes
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.models.tree import Tree
+from shallowdraft.models.vocabulary import compare
 from shallowdraft.prompts import Prompt
 from shallowdraft.replay.acceptance import replay
 from shallowdraft.replay.ranks import replay_trees
-from shallowdraft.replay.traces import Trace, read_trace, record
+from shallowdraft.replay.traces import Trace, fits, read_trace, record, vocabulary
 from shallowdraft.replay.walk import iterations_of
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes import ModelShape, parse
 
 
 def trace_of(target: sd.Model, prompts: list[Prompt], path: Path, **options) -> Trace:
@@ -135,3 +138,21 @@ def recorded(target: sd.Model, outputs: list[list[int]], sampling: Sampling, fol
     lines = [replace(row, logprobs=torch.cat(list(_likelihoods(target, row, sampling))).log().tolist()) for row in rows]
     assert trace.outputs == lines[:5]
     return replace(trace, outputs=lines)
+
+
+def test_a_draft_without_the_tokens_that_were_added_to_its_target_fits(tmp_path: Path):
+    """As transformers adds one to the tokenizer of a Qwen2; a token of the draft's own in that place does not."""
+    words = {f"w{index}": index for index in range(30)}
+
+    def tokenizer(*added: str) -> PreTrainedTokenizerFast:
+        made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
+        made.add_tokens(list(added))
+        return made
+
+    decoder = random_decoder(parse("1x32/2h/48", vocab=40))
+    recorded = vocabulary(tokenizer("<end>"), 40)
+    for added, expected in (((), True), (("<end>",), True), (("<end>", "<more>"), True), (("<other>",), False)):
+        draft = sd.Model("draft", decoder, tokenizer(*added))
+        assert fits(recorded, draft) == expected
+        relation = compare(words | {"<end>": 30}, draft.tokenizer.get_vocab(), 40, 40).relation
+        assert (relation != "different") == expected  # what live decoding says of the pair

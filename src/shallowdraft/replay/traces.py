@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -125,6 +125,7 @@ class _Vocabulary(TypedDict):
     size: Annotated[int, Range(1, LIMITS["vocab"])]
     tokens: Count | None
     digest: str | None
+    added: NotRequired[dict[str, Count]]
 
 
 class _About(TypedDict):
@@ -266,17 +267,23 @@ def _likelihoods(target: Model, output: Output, sampling: Sampling) -> Iterator[
 
 
 def vocabulary(tokenizer: Any | None, size: int) -> Record:
-    """What a draft's tokenizer must be: the target's number of ids, how many have a token, the map's digest."""
+    """What a draft's tokenizer must be: the target's number of ids, how many have a token, the map's digest.
+
+    Tokens that were added to the target's are named, as a draft may do without those at the end.
+    """
     names = vocabulary_of(tokenizer)
-    return {"size": size, "tokens": len(names) if names else None, "digest": _digest(names, None)}
+    added = {} if tokenizer is None else dict(tokenizer.get_added_vocab())
+    return {"size": size, "tokens": len(names) if names else None, "digest": _digest(names, None), "added": added}
 
 
 def fits(recorded: Record, draft: Model) -> bool:
-    """Whether a draft's tokens are those recorded, tokens added at the end aside."""
+    """Whether a draft's tokens are those recorded; either may have more at the end."""
     names = vocabulary_of(draft.tokenizer)
     if names is None or recorded["digest"] is None:
         return bool(draft.shape.vocab == recorded["size"])
-    return bool(_digest(names, recorded["tokens"]) == recorded["digest"])
+    end = max(names.values(), default=-1)
+    beyond = {name: index for name, index in recorded.get("added", {}).items() if index > end}
+    return bool(_digest(names | beyond, recorded["tokens"]) == recorded["digest"])
 
 
 def _digest(names: dict[str, int] | None, limit: Any) -> str | None:
