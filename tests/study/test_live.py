@@ -75,7 +75,7 @@ def test_predictions_are_for_the_states_of_runs_that_count(tmp_path: Path):
     for plain_s in (0.002, 0.0022, 0.0024, 0.074):
         place = {"drafter": "model", "draft": "1x256", "lookahead": 1, "context": 64, "batch": 1}
         times = {"plain_s": plain_s, "draft_s": 0.0004, "target_s": 0.0024, "rest_s": 0.0}
-        file.append(place | times | {"handover_s": 0.0, "arithmetic_s": 0.0})
+        file.append(place | times | {"handover_s": 0.0, "arithmetic_s": 0.0, "round": 0, "turn": 0})
     profile = latency.read_profile(tmp_path / "profile")
     trace = Trace("t", {}, Sampling(), outputs())
     replayed = Counted("1x256", trace, {1: SMALL}, {1: [[ITERATIONS]] * 6}, {1: [[1]] * 6})

@@ -271,7 +271,7 @@ def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
     for lookahead, target_s in ((1, 1.2), (3, 1.6)):
         place = {"drafter": "ngram", "draft": "n-gram", "lookahead": lookahead, "context": 64, "batch": 1}
         times = {"plain_s": 1.0, "handover_s": 0.0, "arithmetic_s": 0.0, "draft_s": 0.1, "rest_s": 0.2}
-        file.append(place | times | {"target_s": target_s})
+        file.append(place | times | {"target_s": target_s, "round": 0, "turn": 0})
     trace = Trace("t", {}, Sampling(), [Output("0", "few", 0, [1], [1, 2, 3, 4, 5])])
     way = Way("n-gram", 3, "ngram")
     found = Counted("n-gram", trace, {3: way}, {3: [[2, 0, 0, 0]]}, {3: [[3, 0, 0, 0]]})

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -195,6 +196,11 @@ class TrainingCommand(ModelCommand):
         """Save what was trained and say what it is and what it measures: the same if it is asked for once more."""
         from shallowdraft.building import sharding
 
+        if wrong := [name for name, value in measured.items() if not isfinite(value)]:
+            raise TrainingError(
+                f"{self.out}: {wrong[0].replace('_', ' ')} of the trained model is {measured[wrong[0]]}; "
+                f"if training did not diverge, its saved state is damaged: remove {self.work} and train again"
+            )
         if sharding.is_first():
             result = {"about": about, "said": said, "measured": measured}
             write_whole(self._result, json.dumps(result, indent=2) + "\n")

@@ -77,11 +77,6 @@ class Sample(TypedDict):
     draft_s: PartSeconds
     target_s: PartSeconds
     rest_s: PartSeconds
-
-
-class Numbered(Sample):
-    """What it must have for more to be added."""
-
     round: Count
     turn: Count
 
@@ -445,7 +440,7 @@ def intend(target: Model, held: Mapping[Whose, int], wanted: Sequence[Point], pa
     `held` is the longest text that each proposer reads. Points at which one would propose nothing are refused.
     """
     _require_room(target, held, wanted)
-    file = Records.open(path, KIND, about(target), Numbered | Plan)
+    file = Records.open(path, KIND, about(target), Sample | Plan)
     known: dict[Point, int] = {}
     for plan in _plans(file):
         known |= {point: max(plan["rounds"], known.get(point, 0)) for point in map(_point, plan[PLANNED])}
@@ -574,7 +569,7 @@ def _unread(path: Path, draft: str, contexts: Sequence[int]) -> str:
 
 def _incomplete(file: Records) -> list[str]:
     """A line if samples are missing that were to be taken: of the last command that left some out."""
-    done = {(_point(row), row.get("round"), row.get("turn")) for _, row in _samples(file)}
+    done = {(_point(row), row["round"], row["turn"]) for _, row in _samples(file)}
     plans = _plans(file)
     latest = {point.way.draft: point.way for plan in plans for point in map(_point, plan[PLANNED])}
     for plan in reversed(plans):
