@@ -21,7 +21,7 @@ from shallowdraft.intervals import bootstrap
 from shallowdraft.models import zoo
 from shallowdraft.models.checkpoint import find_folder, read_shape
 from shallowdraft.profiling.latency import Profile, read_profile
-from shallowdraft.profiling.law import RANDOM, figure_4, fit, observations
+from shallowdraft.profiling.latency_model import RANDOM, figure_4, fit, observations
 from shallowdraft.records import commit, processor
 
 EQUAL = ("1x256", "2x192", "4x128", "8x96")  # as many weights in layers, wide to deep
@@ -65,7 +65,7 @@ def deep_over_wide(profile: Profile) -> tuple[float, tuple[float, float]]:
         rows = [
             row
             for point, found in profile.samples.items()
-            if (point.way.draft, point.way.lookahead) == (f"zoo:{name}", LOOKAHEAD)
+            if (point.candidate.draft, point.candidate.lookahead) == (f"zoo:{name}", LOOKAHEAD)
             for row in found
         ]
         return np.array([row["draft_s"] / row["plain_s"] for row in rows])

@@ -24,7 +24,7 @@ import transformers
 
 import shallowdraft as sd
 from shallowdraft.models.synthetic import Pair, make_pair
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 TARGET, DRAFT, VOCABULARY, AGREEMENT = "11x640/10h/1728", "2x256/4h/688", 4096, 0.8
 PROMPT, NEW_TOKENS, LOOKAHEAD = list(range(1000, 1032)), 256, 5
@@ -66,13 +66,13 @@ def their_ways(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
     return {"transformers plain": lambda: decode(None), "transformers assisted": lambda: decode(draft)}
 
 
-def measure(ways: dict[str, Decode], expected: list[int], rounds: int) -> dict[str, list[float]]:
+def measure(candidates: dict[str, Decode], expected: list[int], rounds: int) -> dict[str, list[float]]:
     """Tokens/s of whole calls, one entry a round, the ways taking turns in an order that is drawn anew."""
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    speeds: dict[str, list[float]] = {name: [] for name in candidates}
     for index in range(rounds + 1):
-        for name in Random(index).sample(list(ways), len(ways)):
+        for name in Random(index).sample(list(candidates), len(candidates)):
             begin_s = time.perf_counter()
-            tokens = ways[name]()
+            tokens = candidates[name]()
             elapsed_s = time.perf_counter() - begin_s
             assert tokens == expected, f"{name} decoded something else"
             if index > 0:  # the first round warms up
@@ -119,11 +119,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    pair = make_pair(parse(TARGET, vocab=VOCABULARY), parse(DRAFT, vocab=VOCABULARY), AGREEMENT)
+    pair = make_pair(parse_shape(TARGET, vocab=VOCABULARY), parse_shape(DRAFT, vocab=VOCABULARY), AGREEMENT)
     with tempfile.TemporaryDirectory() as folder:
         folders = pair.save(Path(folder))
-        ways = our_ways(folders, options.dtype) | their_ways(folders, options.dtype)
-        speeds = measure(ways, pair.walk(PROMPT[-1], NEW_TOKENS), options.rounds)
+        candidates = our_ways(folders, options.dtype) | their_ways(folders, options.dtype)
+        speeds = measure(candidates, pair.walk(PROMPT[-1], NEW_TOKENS), options.rounds)
     provenance(pair, options)
     report(speeds)
 

@@ -25,14 +25,14 @@ os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # as the command does
 import torch
 
 import shallowdraft as sd
+from shallowdraft.decoding.candidate import Candidate, drafting
 from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.ways import Way, drafting
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.traces import Trace, read_trace, record
+from shallowdraft.replay.trace import Trace, read_trace, record
 from shallowdraft.study.live import LiveRuns, Measured, measured, run_live
 
-NGRAM = Way("n-gram", 8, "ngram")
+NGRAM = Candidate("n-gram", 8, "ngram")
 SLICE_S = 0.1
 BUSY = """
 import time
@@ -68,19 +68,23 @@ def traced(target: sd.Model, given: argparse.Namespace, folder: Path) -> Trace:
     return read_trace(path)
 
 
-def both_orders(target: sd.Model, ways: list[Way], given: argparse.Namespace, folder: Path) -> list[LiveRuns]:
+def both_orders(
+    target: sd.Model, candidates: list[Candidate], given: argparse.Namespace, folder: Path
+) -> list[LiveRuns]:
     """Run the ways live in one order and in the other."""
-    drafts = {way.draft: sd.load_draft(way.draft, device="cpu") for way in ways if way != NGRAM}
+    drafts = {
+        candidate.draft: sd.load_draft(candidate.draft, device="cpu") for candidate in candidates if candidate != NGRAM
+    }
     proposers = drafting(drafts) | {("ngram", NGRAM.draft): {"drafter": "ngram"}}
     trace, size = traced(target, given, folder), {"max_new_tokens": given.new_tokens, "rounds": given.rounds}
-    orders = {folder / "one.jsonl": ways, folder / "other.jsonl": ways[::-1]}
+    orders = {folder / "one.jsonl": candidates, folder / "other.jsonl": candidates[::-1]}
     with calm() if given.calm else busy():
         steps = [
             run_live(target, proposers, order, trace.outputs, path, **size, about={}) for path, order in orders.items()
         ]
         for _ in zip_longest(*steps):
             pass
-    return [measured(path, trace.outputs, ways) for path in orders]
+    return [measured(path, trace.outputs, candidates) for path in orders]
 
 
 def shown(run: Measured | None) -> str:
@@ -110,20 +114,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for the records")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    ways = [NGRAM, *(Way(f"zoo:{name}", given.lookahead) for name in given.drafts)]
+    candidates = [NGRAM, *(Candidate(f"zoo:{name}", given.lookahead) for name in given.drafts)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.out or Path(scratch)
-        runs = both_orders(sd.load("zoo:target", device="cpu"), ways, given, folder)
+        runs = both_orders(sd.load("zoo:target", device="cpu"), candidates, given, folder)
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
     beside = "nothing beside it" if given.calm else "beside it one core is busy half of the time"
     print(f"{given.prompts} prompts of {given.set}, {given.rounds} rounds, {given.threads} threads; {beside}")
     print(f"{'way':<20}{'TAR':>6}  {'in one order (95 %)':<24}{'in the other':<24}agree")
     same = []
-    for way in ways:
-        one, other = (run.by_way.get(way) for run in runs)
+    for candidate in candidates:
+        one, other = (run.by_way.get(candidate) for run in runs)
         same.append(agree(one, other))
         tar = next((run.tar for run in (one, other) if run), float("nan"))
-        name = f"{way.draft}, d = {way.lookahead}"
+        name = f"{candidate.draft}, d = {candidate.lookahead}"
         print(f"{name:<20}{tar:>6.2f}  {shown(one):<24}{shown(other):<24}{'yes' if same[-1] else 'NO'}")
     for order, run in zip(("one order", "the other"), runs, strict=True):
         print(f"stalled in {order}: {', '.join(map(' '.join, run.stalled)) or 'none'}")

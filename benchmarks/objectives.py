@@ -14,14 +14,15 @@ from typing import Any
 import trials
 from trials import Trial, corpus_domains, judge, parent, recipe, run_all, spread, workshop
 
-from shallowdraft import shapes
-from shallowdraft.building.continuations import DOMAIN
-from shallowdraft.building.corpus import Batches, open_store
+from shallowdraft.building.batches import Batches
+from shallowdraft.building.generated_text import DOMAIN
 from shallowdraft.building.importance import measure_importance
 from shallowdraft.building.jobs import Distil
 from shallowdraft.building.losses import OBJECTIVES
 from shallowdraft.building.pruning import carve, choose, layer_candidates
+from shallowdraft.building.token_store import open_store
 from shallowdraft.building.training import usual_rate
+from shallowdraft.shapes.notation import parse_shape
 
 WAYS = (*OBJECTIVES, "cross-entropy")
 TEXTS = ("corpus", "target's text", "both", "corpus + rollouts")
@@ -34,7 +35,7 @@ def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
     import torch
 
     target = parent(given.parent)
-    wanted = shapes.parse(given.shape, vocab=target.shape.vocab, context=target.shape.context)
+    wanted = parse_shape(given.shape, vocab=target.shape.vocab, context=target.shape.context)
     reader = Batches(open_store(given.work / "tokens"), rows=16, sequence=given.sequence, seed=0)
     text = [torch.from_numpy(reader.next()[:, :-1]).to(target.device) for _ in range(4)]
     importance = measure_importance(target, text)

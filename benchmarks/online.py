@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 
 import shallowdraft as sd
-from shallowdraft.building.corpus import Batches, TokenStore, open_store, write_store
+from shallowdraft.building.batches import Batches
 from shallowdraft.building.jobs import Distil
 from shallowdraft.building.online import Habits, OnlineDraft
+from shallowdraft.building.stages import Workshop
+from shallowdraft.building.token_store import TokenStore, open_store, write_store
 from shallowdraft.building.training import Recipe, Step
-from shallowdraft.building.workshop import Workshop
 from shallowdraft.records import commit, processor
 
 OLD, NEW = "stories", "docs"

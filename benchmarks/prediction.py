@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 
 import shallowdraft as sd
+from shallowdraft.decoding.candidate import Candidate, drafting
 from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.ways import Way, drafting
 from shallowdraft.models import zoo
 from shallowdraft.profiling.latency import Profile, read_profile
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.traces import Trace, read_trace, record
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.trace import Trace, read_trace, record
 from shallowdraft.study.forecast import forecast_at
 from shallowdraft.study.live import Measured, measured, run_live
 
@@ -57,16 +57,19 @@ def profiled(given: argparse.Namespace, folder: Path) -> Profile:
 
 def live(
     target: sd.Model, drafts: dict[str, sd.Model], trace: Trace, given: argparse.Namespace, path: Path
-) -> dict[Way, Measured]:
-    ways = [Way.with_draft(draft, d) for draft in drafts.values() for d in range(1, given.lookaheads + 1)]
+) -> dict[Candidate, Measured]:
+    candidates = [Candidate.with_draft(draft, d) for draft in drafts.values() for d in range(1, given.lookaheads + 1)]
     size = {"max_new_tokens": given.new_tokens, "rounds": given.live_rounds}
-    for _ in run_live(target, drafting(drafts), ways, trace.outputs, path, **size, about={}):
+    for _ in run_live(target, drafting(drafts), candidates, trace.outputs, path, **size, about={}):
         pass
-    found = measured(path, trace.outputs, ways)
+    found = measured(path, trace.outputs, candidates)
     if found.stalled:
         print(f"the machine stalled on {', '.join(map(' '.join, found.stalled))}: left out", flush=True)
-    for way, run in found.impossible.items():
-        print(f"{way.draft} at {way.lookahead}: {run.speed_up:.3f}x is above its TAR of {run.tar:.3f}: left out")
+    for candidate, run in found.impossible.items():
+        print(
+            f"{candidate.draft} at {candidate.lookahead}: {run.speed_up:.3f}x is above its TAR of {run.tar:.3f}, "
+            "which is impossible: left out"
+        )
     return found.by_way
 
 
@@ -97,7 +100,7 @@ def main() -> None:
             for draft, model in drafts.items() if runs else ():
                 found, cells = replay(model, trace), []
                 for d in range(1, given.lookaheads + 1):
-                    run = runs.get(Way.with_draft(model, d))
+                    run = runs.get(Candidate.with_draft(model, d))
                     if run is None:
                         cells.append(f"{'impossible':>14}")
                         continue

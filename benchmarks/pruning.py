@@ -17,14 +17,14 @@ import torch
 import trials
 from trials import Trial, corpus_domains, judge, parent, recipe, run_all, spread, workshop
 
-from shallowdraft import shapes
 from shallowdraft.building.importance import Importance
 from shallowdraft.building.jobs import Distil
 from shallowdraft.building.pruning import carve, choose
+from shallowdraft.building.stages import Workshop, prune_by_importance, prune_by_masks
 from shallowdraft.building.training import fresh_decoder, usual_rate
-from shallowdraft.building.workshop import Workshop, prune_by_importance, prune_by_masks
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape, child_shape
 
 WAYS = (
     "importance + distillation",
@@ -40,7 +40,7 @@ PROBE = 0.05  # of the tokens, for each of up to five candidate sets of layers
 def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
     """Build a draft and judge it."""
     target = parent(given.parent)
-    wanted = shapes.parse(trial["shape"], vocab=target.shape.vocab, context=target.shape.context)
+    wanted = parse_shape(trial["shape"], vocab=target.shape.vocab, context=target.shape.context)
     shop = workshop(given, folder)
     draft = build(given, trial, shop, target, wanted)
     held_out = shop.validate(draft, None, given.sequence, corpus_domains(shop.store))
@@ -48,22 +48,22 @@ def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
 
 
 def build(given: argparse.Namespace, trial: Trial, shop: Workshop, target: Decoder, wanted: ModelShape) -> Decoder:
-    way, tokens = trial["way"], trial["tokens"]
+    candidate, tokens = trial["way"], trial["tokens"]
     rate = trial["factor"] * usual_rate(wanted)
     whole = recipe(given, tokens, rate, trial["seed"])
-    if way.startswith("learned masks"):
-        share = 0.5 if "distillation" in way else 1.0
+    if candidate.startswith("learned masks"):
+        share = 0.5 if "distillation" in candidate else 1.0
         of_parent = trial["factor"] * usual_rate(target.shape)
         masks = recipe(given, round(share * tokens), of_parent, trial["seed"])
         draft = prune_by_masks(shop, target, wanted, masks, objective="forward-kl")
         left = tokens - round(share * tokens)
-    elif way.startswith("importance"):
+    elif candidate.startswith("importance"):
         draft = prune_by_importance(shop, target, wanted, whole, objective="forward-kl", probe=PROBE)
         left = tokens - sum(trained_on(file) for file in shop.folder.glob("layers-*/metrics.jsonl"))
-    elif way.startswith("random"):
+    elif candidate.startswith("random"):
         draft, left = at_random(target, wanted, trial["seed"]), tokens
     else:
-        draft, left = fresh_decoder(shapes.child_shape(target.shape, wanted), trial["seed"]).to(target.device), tokens
+        draft, left = fresh_decoder(child_shape(target.shape, wanted), trial["seed"]).to(target.device), tokens
     if left:
         shop.train("distil", draft, Distil(target), recipe(given, left, rate, trial["seed"]))
     return draft
@@ -93,9 +93,9 @@ def best_factors(given: argparse.Namespace, file: Path) -> dict[tuple[str, str],
         one,
         given,
         (
-            {"shape": shape, "way": way, "tokens": given.budgets[0], "factor": factor, "seed": 100}
+            {"shape": shape, "way": candidate, "tokens": given.budgets[0], "factor": factor, "seed": 100}
             for shape in given.shapes
-            for way in WAYS
+            for candidate in WAYS
             for factor in FACTORS
         ),
         file,
@@ -120,10 +120,10 @@ def main() -> None:
         one,
         given,
         (
-            {"shape": shape, "way": way, "tokens": tokens, "factor": factors[shape, way], "seed": seed}
+            {"shape": shape, "way": candidate, "tokens": tokens, "factor": factors[shape, candidate], "seed": seed}
             for tokens in given.budgets
             for shape in given.shapes
-            for way in WAYS
+            for candidate in WAYS
             for seed in range(given.seeds)
         ),
         file,
@@ -134,14 +134,18 @@ def main() -> None:
         for tokens in given.budgets:
             print(f"\n{shape}, {tokens:,} tokens")
             print(f"  {'':<36} {'acceptance':>15} {'greedy match':>15} {'TAR at 5':>15} {'loss':>15}  rate")
-            for way in WAYS:
+            for candidate in WAYS:
                 mine = [
                     r
                     for r in records
-                    if (r["trial"]["shape"], r["trial"]["tokens"], r["trial"]["way"]) == (shape, tokens, way)
+                    if (r["trial"]["shape"], r["trial"]["tokens"], r["trial"]["way"]) == (shape, tokens, candidate)
                 ]
                 cells = [spread(mine, name) for name in ("acceptance", "greedy_match", "tar", "loss")]
-                print(f"  {way:<36} " + " ".join(f"{cell:>15}" for cell in cells) + f"  {factors[shape, way]:g}")
+                print(
+                    f"  {candidate:<36} "
+                    + " ".join(f"{cell:>15}" for cell in cells)
+                    + f"  {factors[shape, candidate]:g}"
+                )
 
 
 if __name__ == "__main__":

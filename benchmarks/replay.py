@@ -16,8 +16,8 @@ from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.traces import read_trace, record
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.trace import read_trace, record
 
 
 def main() -> None:

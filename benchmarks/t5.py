@@ -19,7 +19,7 @@ from cpu_engine import measure, spread
 import shallowdraft as sd
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.records import commit, processor
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 VOCABULARY, AGREEMENT, SOURCE, NEW_TOKENS, LOOKAHEAD = 4096, 0.8, 64, 256, 5
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--draft", default="2+2x256/4h/688")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    pair = make_pair(*(parse(shape, vocab=VOCABULARY) for shape in (given.target, given.draft)), AGREEMENT)
+    pair = make_pair(*(parse_shape(shape, vocab=VOCABULARY) for shape in (given.target, given.draft)), AGREEMENT)
     with tempfile.TemporaryDirectory() as folder:
         folders = pair.save(Path(folder))
         target, draft = sd.load(folders[0], device="cpu"), sd.load_draft(folders[1], device="cpu")
@@ -43,8 +43,8 @@ def main() -> None:
         out = sd.generate(target, source, draft=draft, lookahead=LOOKAHEAD, max_new_tokens=NEW_TOKENS)
         return out.token_ids
 
-    ways = {"plain": lambda: decode(None), "speculative": lambda: decode(draft)}
-    speeds = measure(ways, pair.walk(target.start_token, NEW_TOKENS), given.rounds)
+    candidates = {"plain": lambda: decode(None), "speculative": lambda: decode(draft)}
+    speeds = measure(candidates, pair.walk(target.start_token, NEW_TOKENS), given.rounds)
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
     sizes = ", ".join(
         f"{name} {one.shape} ({one.shape.parameters / 1e6:.1f} M)"

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shallowdraft.building.continuations import DOMAIN, continuations, write_continuations
-from shallowdraft.building.corpus import Batches, TokenStore, open_store, write_store
+from shallowdraft.building.batches import Batches
+from shallowdraft.building.generated_text import DOMAIN, continuations, write_continuations
 from shallowdraft.building.losses import acceptance, tar_from_runs
+from shallowdraft.building.stages import Workshop
+from shallowdraft.building.token_store import TokenStore, open_store, write_store
 from shallowdraft.building.training import Recipe, Step
-from shallowdraft.building.workshop import Workshop
 from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import load

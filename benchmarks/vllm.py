@@ -41,8 +41,8 @@ from shallowdraft.intervals import bootstrap
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import Record, commit, processor
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.traces import Trace, read_trace, record
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.trace import Trace, read_trace, record
 
 PLAIN = "none"
 TIMED, JUDGED = "hellaswag", "zoo"

@@ -22,26 +22,26 @@ from shallowdraft.decoding.divergence import explain
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 
-Way = tuple[str, int]
+Candidate = tuple[str, int]
 """A draft and a lookahead; ("", 0) is plain decoding."""
 
 
-def measure(given: argparse.Namespace) -> dict[Way, list[sd.Statistics]]:
+def measure(given: argparse.Namespace) -> dict[Candidate, list[sd.Statistics]]:
     """Statistics of every way on every prompt."""
     target = sd.load("zoo:target", device="cpu")
     drafts = {name: sd.load_draft(f"zoo:{name}", given.draft_dtype, "cpu") for name in given.drafts}
-    ways: list[Way] = [("", 0), *((name, lookahead) for name in drafts for lookahead in given.lookaheads)]
-    found: dict[Way, list[sd.Statistics]] = {way: [] for way in ways}
+    candidates: list[Candidate] = [("", 0), *((name, lookahead) for name in drafts for lookahead in given.lookaheads)]
+    found: dict[Candidate, list[sd.Statistics]] = {candidate: [] for candidate in candidates}
     for number, prompt in enumerate(load_prompts("zoo")):
-        drawn = Random(number).sample(ways, len(ways))
-        runs: dict[Way, sd.Generation] = {}
+        drawn = Random(number).sample(candidates, len(candidates))
+        runs: dict[Candidate, sd.Generation] = {}
         for name, lookahead in drawn if number else drawn * 2:  # the first prompt warms up
             options = {"draft": drafts.get(name), "lookahead": max(1, lookahead)}
             runs[name, lookahead] = sd.generate(target, prompt.text, max_new_tokens=given.new_tokens, **options)
-        for way, run in runs.items():
+        for candidate, run in runs.items():
             difference = explain(target, target.encode(prompt.text), runs["", 0].token_ids, run.token_ids)
-            assert difference is None or difference.tie, f"{way}: {difference}"
-            found[way].append(run.stats)
+            assert difference is None or difference.tie, f"{candidate}: {difference}"
+            found[candidate].append(run.stats)
     return found
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from shallowdraft.building.continuations import DOMAIN, write_continuations
-from shallowdraft.building.corpus import open_store, write_store
-from shallowdraft.building.guesses import train_heads
+from shallowdraft.building.generated_text import DOMAIN, write_continuations
+from shallowdraft.building.medusa import train_heads
+from shallowdraft.building.stages import Workshop
+from shallowdraft.building.token_store import open_store, write_store
 from shallowdraft.building.training import Recipe, Step
-from shallowdraft.building.workshop import Workshop
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.model import load, resolve_device
 

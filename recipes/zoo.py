@@ -18,25 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shallowdraft import shapes
-from shallowdraft.building.continuations import DOMAIN, continuations, write_continuations
-from shallowdraft.building.corpus import (
-    TokenStore,
-    find_sources,
-    open_store,
-    read_corpus,
-    read_rows,
-    train_tokenizer,
-    write_store,
-)
+from shallowdraft.building.corpus import find_sources, read_corpus, read_rows
+from shallowdraft.building.generated_text import DOMAIN, continuations, write_continuations
 from shallowdraft.building.jobs import Distil, Pretrain
-from shallowdraft.building.pruning import child_shape
+from shallowdraft.building.stages import Workshop, prune_by_importance, prune_by_masks
+from shallowdraft.building.token_store import TokenStore, open_store, write_store
+from shallowdraft.building.tokenizer import train_tokenizer
 from shallowdraft.building.training import Recipe, Step, fresh_decoder, usual_rate
-from shallowdraft.building.workshop import Workshop, prune_by_importance, prune_by_masks
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load, resolve_device
 from shallowdraft.models.vocabulary import load_tokenizer
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape, child_shape
 
 PROBE = 0.03  # share of the tokens with which each candidate set of layers is tried
 
@@ -90,7 +83,7 @@ class Builder:
         folder, config = self.out / "target", self.config["target"]
         if not (folder / "card.json").exists():
             begin_s = time.perf_counter()
-            shape = shapes.parse(config["shape"], vocab=len(tokenizer), context=config["context"])
+            shape = parse_shape(config["shape"], vocab=len(tokenizer), context=config["context"])
             decoder = fresh_decoder(replace(shape, tied=True), seed=0).to(resolve_device(None))
             shop = Workshop(store, self.work, follow, compiled=self.compiled)
             pretrain = Recipe(**config["pretrain"])
@@ -120,7 +113,7 @@ class Builder:
             begin_s = time.perf_counter()
             shop = Workshop(store, self.work / config["name"], follow)
             shape = target.shape
-            wanted = shapes.parse(config["shape"], vocab=shape.vocab, context=shape.context)
+            wanted = parse_shape(config["shape"], vocab=shape.vocab, context=shape.context)
             rate = self.config["learning_rates"]["factor"] * usual_rate(wanted)
             recipe = Recipe(**self.config["distil"], learning_rate=rate)
             decoder, tokens = self.draft(shop, target.decoder, wanted, recipe, config["method"])

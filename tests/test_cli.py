@@ -14,8 +14,8 @@ from shallowdraft.cli import main
 from shallowdraft.kernels import cpu
 from shallowdraft.models.model import _say_not_rounded
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.replay.traces import read_trace
-from shallowdraft.shapes import ModelShape
+from shallowdraft.replay.trace import read_trace
+from shallowdraft.shapes.shape import ModelShape
 
 VERBS = (
     "generate",

@@ -17,7 +17,7 @@ import pytest
 from shallowdraft.cli import main
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
@@ -67,7 +67,7 @@ def write_corpus(folder: Path) -> None:
 
 def write_pair(folder: Path) -> None:
     """A target whose tokenizer knows where documents end, as training asks for, and a draft."""
-    pair = make_pair(parse("4x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8)
+    pair = make_pair(parse_shape("4x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512), 0.8)
     pair.target.tokenizer.eos_token = pair.target.tokenizer.convert_ids_to_tokens(511)
     pair.save(folder)
 

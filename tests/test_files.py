@@ -16,7 +16,9 @@ import pytest
 
 import shallowdraft as sd
 from shallowdraft import files
-from shallowdraft.building.corpus import open_store, read_corpus, train_tokenizer, write_store
+from shallowdraft.building.corpus import read_corpus
+from shallowdraft.building.token_store import open_store, write_store
+from shallowdraft.building.tokenizer import train_tokenizer
 from shallowdraft.cli import main
 from shallowdraft.errors import CheckpointError, CorpusError, OptionError, PromptError, RecordError, VocabularyError
 from shallowdraft.models.model import load
@@ -24,9 +26,10 @@ from shallowdraft.models.synthetic import byte_tokenizer, make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import Records, masked, masked_url
-from shallowdraft.replay.imports import import_completions
-from shallowdraft.replay.traces import read_trace
-from shallowdraft.shapes import ModelShape, parse
+from shallowdraft.replay.trace import read_trace
+from shallowdraft.replay.trace_import import import_completions
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.accuracy import load_questions
 
 BOM = b"\xef\xbb\xbf"
@@ -50,7 +53,7 @@ def records(path: Path) -> str:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    make_pair(parse("1x32/2h/48", vocab=320), parse("1x32/2h/48", vocab=320), 0.8).save(folder)
+    make_pair(parse_shape("1x32/2h/48", vocab=320), parse_shape("1x32/2h/48", vocab=320), 0.8).save(folder)
     return folder
 
 
@@ -176,7 +179,7 @@ def test_a_long_document_is_tokenised_in_parts(tmp_path: Path, monkeypatch):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "book.txt").write_text(text)
     whole = write_store(tmp_path / "text", speaker, tmp_path / "whole")
-    monkeypatch.setattr("shallowdraft.building.corpus.CHARACTERS_AT_ONCE", 300)
+    monkeypatch.setattr("shallowdraft.building.tokenizer.CHARACTERS_AT_ONCE", 300)
     parts = write_store(tmp_path / "text", speaker, tmp_path / "parts")
     assert parts.counts == whole.counts
     np.testing.assert_array_equal(parts.tokens("book", "train"), whole.tokens("book", "train"))
@@ -269,7 +272,7 @@ def test_what_no_model_is(change: dict, said: str):
 
 def test_a_shape_that_was_typed_has_limits_too():
     with pytest.raises(OptionError, match="layers of a shape is 1,000,000,000; it may be 4,096 at most"):
-        parse("1000000000x64/2h/96")
+        parse_shape("1000000000x64/2h/96")
 
 
 @pytest.mark.parametrize("token", [-1, [2, -3], "2", True, 2**40, 1.5])

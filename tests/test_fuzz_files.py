@@ -38,7 +38,7 @@ from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_deco
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import Records
 from shallowdraft.report.reading import read_run
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study.search import Judgement
 
 MOST_BYTES = 3 * 2**30  # of address space beyond what the process has when a test begins
@@ -150,13 +150,15 @@ def pristine(tmp_path_factory: pytest.TempPathFactory, folder) -> Path:
     root = tmp_path_factory.mktemp("pristine")
     with contextlib.chdir(root):
         target, _ = make_pair(
-            parse("3x32/2h/48", vocab=320, context=256), parse("1x32/2h/48", vocab=320, context=256), 0.8
+            parse_shape("3x32/2h/48", vocab=320, context=256), parse_shape("1x32/2h/48", vocab=320, context=256), 0.8
         ).save(Path())
-        make_pair(parse("1+1x32/2h/48", vocab=320), parse("1+1x32/2h/48", vocab=320), 0.8).save(Path("pair"))
+        make_pair(parse_shape("1+1x32/2h/48", vocab=320), parse_shape("1+1x32/2h/48", vocab=320), 0.8).save(
+            Path("pair")
+        )
         shutil.move("pair/target", "t5")
         shutil.copytree(folder("opt"), "opt")
         zoo = find_folder("zoo:target")
-        small = random_decoder(parse("1x16/1h/32", vocab=read_shape(zoo).vocab), seed=0)
+        small = random_decoder(parse_shape("1x16/1h/32", vocab=read_shape(zoo).vocab), seed=0)
         sd.Model("small", small, load_tokenizer(zoo)).save("small")
         random_reference("llama").save_pretrained("sharded", max_shard_size="50KB")
         Path("target/generation_config.json").write_text('{"eos_token_id": [300, 301], "pad_token_id": null}')

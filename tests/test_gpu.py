@@ -10,15 +10,16 @@ from conftest import noisy
 import shallowdraft as sd
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.divergence import explain, greedy_gaps
-from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
-from shallowdraft.decoding.generation import Options, Settings
+from shallowdraft.decoding.options import Options, Settings
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.kernels import gpu
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.prompts import Prompt
-from shallowdraft.shapes import ModelShape, parse
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.proposers import branching_model, copying, drafting_model, skipping
 from shallowdraft.study.study import Plan, study
 
@@ -190,7 +191,7 @@ def test_what_was_captured_serves_other_prompts():
 )
 def test_an_encoder_decoder(strategy: dict[str, object]):
     """In float32, where it must be the CPU's output; the second batch of sources is in the memory of the first."""
-    decoder = random_decoder(parse("2+3x64/4h/96", vocab=300), seed=4)
+    decoder = random_decoder(parse_shape("2+3x64/4h/96", vocab=300), seed=4)
     target = sd.Model("target", decoder)
     draft = noisy(target, 0.1, pack=False)
     plain = [sd.generate(target, sources, max_new_tokens=60) for sources in (PROMPTS, PROMPTS[::-1])]
@@ -228,8 +229,8 @@ def test_weights_in_8_bits(tmp_path):
 def test_what_a_timed_iteration_takes_is_at_least_its_parts():
     """Results come one iteration late: all of the iterations that a sample counts must have been waited for."""
     target, draft = on_gpu(torch.bfloat16)
-    ways = [Options(), Options(draft=draft, lookahead=4)]
-    for turn in time_beside_plain(target, [PROMPTS[0]], ways, warm_up=4, count=12, turns=4)[1:]:
+    candidates = [Options(), Options(draft=draft, lookahead=4)]
+    for turn in time_beside_plain(target, [PROMPTS[0]], candidates, warm_up=4, count=12, turns=4)[1:]:
         for plain, times, _ in turn:
             for one in (plain, times):
                 assert one.total_s >= 0.99 * (one.draft_s + one.verify_s)
@@ -255,4 +256,4 @@ def test_a_study_runs_there(tmp_path):
         assert row.live is not None
         assert row.live.lossless
         # in 16 bits the ranks of tokens that a draft finds about as likely may change places
-        assert row.live.tar == pytest.approx(row.prediction.tar, rel=0.05 if row.way.tree else 1e-6)
+        assert row.live.tar == pytest.approx(row.prediction.tar, rel=0.05 if row.candidate.tree else 1e-6)

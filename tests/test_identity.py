@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 import shallowdraft as sd
 from shallowdraft.identity import BLOCK_BYTES, BLOCKS, WHOLE_BYTES, folder_digest
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    sd.Model("m", random_decoder(parse("1x64/2h/96", vocab=64))).save(tmp_path / "model")
+    sd.Model("m", random_decoder(parse_shape("1x64/2h/96", vocab=64))).save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -59,10 +59,10 @@ def test_of_a_large_file_little_is_read(checkpoint: Path):
 
 
 def test_a_model_in_memory_has_a_digest_too():
-    decoder = random_decoder(parse("1x64/2h/96", vocab=64))
+    decoder = random_decoder(parse_shape("1x64/2h/96", vocab=64))
     model = sd.Model("m", decoder)
     before = model.digest
-    assert before == sd.Model("other name", random_decoder(parse("1x64/2h/96", vocab=64)).pack()).digest
+    assert before == sd.Model("other name", random_decoder(parse_shape("1x64/2h/96", vocab=64)).pack()).digest
     with torch.no_grad():
         decoder.norm.weight[0] += 1
     assert model.digest != before

@@ -9,7 +9,9 @@ from shallowdraft.cli import main
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.portable import refusal, require_portable
-from shallowdraft.shapes import NAMED, ModelShape, parse
+from shallowdraft.shapes.named import NAMED
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape
 
 UNEVEN = "2x64/6h/3kv/8hd/96"
 NEAREST = "take 2x60/6h/3kv/8hd/96 or 2x66/6h/3kv/8hd/96 or 2x64/4h/2kv/8hd/96 or 2x64/8h/4kv/96"
@@ -24,15 +26,15 @@ def test_published_shapes_are_loaded(name: str):
 @pytest.mark.parametrize(
     ("shape", "parent", "said"),
     [
-        (parse(UNEVEN), None, NEAREST),
+        (parse_shape(UNEVEN), None, NEAREST),
         (
-            parse(UNEVEN),
-            parse("4x64/8h/4kv/96"),
+            parse_shape(UNEVEN),
+            parse_shape("4x64/8h/4kv/96"),
             "take 2x60/6h/3kv/8hd/96 or 2x64/4h/2kv/8hd/96 or 2x64/8h/4kv/96",
         ),
-        (parse("1x64/7h/1kv/8hd/96"), parse("4x64/8h/1kv/96"), "take 1x63/7h/1kv/8hd/96"),
-        (replace(parse("1x72/6h/3kv/8hd/96"), family="qwen2"), None, "take 1x48/6h/3kv/96"),
-        (replace(parse("1x72/6h/8hd/96"), family="opt", rope=None), None, "take 1x48/6h/96 or 1x72/9h/96"),
+        (parse_shape("1x64/7h/1kv/8hd/96"), parse_shape("4x64/8h/1kv/96"), "take 1x63/7h/1kv/8hd/96"),
+        (replace(parse_shape("1x72/6h/3kv/8hd/96"), family="qwen2"), None, "take 1x48/6h/3kv/96"),
+        (replace(parse_shape("1x72/6h/8hd/96"), family="opt", rope=None), None, "take 1x48/6h/96 or 1x72/9h/96"),
     ],
 )
 def test_the_nearest_shapes_are_named(shape: ModelShape, parent: ModelShape | None, said: str):
@@ -43,7 +45,7 @@ def test_the_nearest_shapes_are_named(shape: ModelShape, parent: ModelShape | No
 
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> str:
-    pair = make_pair(parse("4x64/8h/4kv/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8)
+    pair = make_pair(parse_shape("4x64/8h/4kv/96", vocab=512), parse_shape("1x64/2h/96", vocab=512), 0.8)
     return str(pair.save(tmp_path_factory.mktemp("pair"))[0])
 
 

@@ -12,7 +12,7 @@ from shallowdraft.errors import PromptError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts, names
 from shallowdraft.prompts.published import few_shot, hellaswag
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 
 def test_shipped_sets_are_whole_and_say_where_they_come_from():
@@ -134,7 +134,7 @@ def test_unknown_sets():
 
 
 def test_generate_takes_a_file_of_prompts(tmp_path: Path, capsys):
-    pair = make_pair(parse("3x32/2h/48", vocab=320), parse("1x32/2h/48", vocab=320), 0.7)
+    pair = make_pair(parse_shape("3x32/2h/48", vocab=320), parse_shape("1x32/2h/48", vocab=320), 0.7)
     target, draft = pair.save(tmp_path)
     file = tmp_path / "some.jsonl"
     file.write_text('{"prompt": "One two", "id": "a"}\n\n{"prompt": "Three"}\n')

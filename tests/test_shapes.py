@@ -5,7 +5,10 @@ import pytest
 from conftest import CONFIGS, random_reference
 
 from shallowdraft.errors import OptionError, UnsupportedModelError
-from shallowdraft.shapes import NAMED, ModelShape, Rope, parse
+from shallowdraft.shapes.llama import Rope
+from shallowdraft.shapes.named import NAMED
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -78,9 +81,9 @@ def test_old_and_new_rope_fields_mean_the_same():
 
 
 def test_shapes_can_be_written_briefly():
-    assert parse("5x2560/32h/128hd/11008", context=4096) == NAMED["noft-wide-796m"]
-    assert str(parse("32x4096/32h/8kv/14336")) == "32x4096/32h/8kv/14336"
-    assert parse("OPT-125M") == NAMED["opt-125m"]
+    assert parse_shape("5x2560/32h/128hd/11008", context=4096) == NAMED["noft-wide-796m"]
+    assert str(parse_shape("32x4096/32h/8kv/14336")) == "32x4096/32h/8kv/14336"
+    assert parse_shape("OPT-125M") == NAMED["opt-125m"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_shapes_can_be_written_briefly():
 )
 def test_a_wrong_shape_is_refused(notation: str):
     with pytest.raises(OptionError):
-        parse(notation)
+        parse_shape(notation)
 
 
 LLAMA = CONFIGS["llama"].to_dict()
@@ -126,8 +129,8 @@ def test_left_out_fields_have_transformers_defaults():
 
 
 def test_named_shapes_take_another_vocabulary():
-    assert parse("opt-125m", vocab=400, context=64).vocab == 400
-    assert parse("opt-125m").vocab == 50272
+    assert parse_shape("opt-125m", vocab=400, context=64).vocab == 400
+    assert parse_shape("opt-125m").vocab == 50272
 
 
 def test_a_missing_field_is_named():

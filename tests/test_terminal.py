@@ -20,7 +20,7 @@ from shallowdraft.commands.console import Console
 from shallowdraft.commands.terminal import Printable
 from shallowdraft.models.synthetic import byte_tokenizer, make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 NAME = "dr[bold]\x1b]0;title\x07\x9b2J\raft[/b]:cat:"
 SHOWN = r"dr[bold]\x1b]0;title\x07\x9b2J\x0daft[/b]:cat:"

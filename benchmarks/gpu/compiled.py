@@ -14,7 +14,7 @@ from depth import CONTEXT, random_weights
 from floor import bandwidth, provenance, timed
 from torch import Tensor
 
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 
 def graph_of(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, float]:
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--shape", default="5x4096/32h/11008")
     parser.add_argument("--mode", default="max-autotune-no-cudagraphs")
     given = parser.parse_args()
-    shape = parse(given.shape, vocab=32000)
+    shape = parse_shape(given.shape, vocab=32000)
     bytes_s = bandwidth()
     torch.cuda.empty_cache()
     decoder = random_weights(shape)

@@ -12,7 +12,8 @@ import torch
 from decoding import AGREEMENT, CASES
 from floor import bandwidth, provenance, timed
 
-from shallowdraft.decoding.drafters import ModelDrafter, NoDrafter
+from shallowdraft.decoding.drafters.drafter import NoDrafter
+from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair

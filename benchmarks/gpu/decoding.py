@@ -19,7 +19,7 @@ from floor import bandwidth, provenance, spread
 
 import shallowdraft as sd
 from shallowdraft.models.synthetic import Pair, make_pair
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 SIZE = {"vocab": 32000, "context": 4096}
 LLAMA_7B = ModelShape(32, 4096, 32, 11008, **SIZE)

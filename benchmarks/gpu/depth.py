@@ -16,7 +16,8 @@ import torch
 from floor import bandwidth, provenance, timed
 
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.shapes import NAMED, ModelShape
+from shallowdraft.shapes.named import NAMED
+from shallowdraft.shapes.shape import ModelShape
 
 STEPS, CONTEXT = 8, 128
 SIZE = {"vocab": 32000, "context": 2048}

@@ -61,14 +61,14 @@ def main() -> None:
             attention_mask=torch.ones_like(ids),
         )[0, PROMPT:].tolist()  # fmt: skip
 
-    ways = {"ours": ours, "transformers": theirs}
+    candidates = {"ours": ours, "transformers": theirs}
     same = ties = 0
     for number in range(given.rounds + 1):
         prompt = [(11 * number + one) % case.target.vocab for one in range(PROMPT)]
         texts = {}
-        for name in Random(number).sample(list(ways), len(ways)):
+        for name in Random(number).sample(list(candidates), len(candidates)):
             begin_s = time.perf_counter()
-            texts[name] = ways[name](prompt)
+            texts[name] = candidates[name](prompt)
             took_s = time.perf_counter() - begin_s
             speeds[name].extend([NEW / took_s] if number else [])  # the first compiles and captures
         difference = explain(pair.target, prompt, texts["transformers"], texts["ours"])

@@ -18,7 +18,7 @@ import shallowdraft as sd
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling.latency import read_profile
 from shallowdraft.prompts import Prompt
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study.proposers import drafting_model
 from shallowdraft.study.study import Plan, study
 
@@ -46,7 +46,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, shape in enumerate(DRAFTS):
-            make_pair(parse(TARGET, vocab=VOCAB), parse(shape, vocab=VOCAB), AGREEMENT).save(folder / str(number))
+            make_pair(parse_shape(TARGET, vocab=VOCAB), parse_shape(shape, vocab=VOCAB), AGREEMENT).save(
+                folder / str(number)
+            )
             target, draft = sd.load(folder / str(number) / "target"), sd.load_draft(folder / str(number) / "draft")
             for new_tokens in given.new_tokens:
                 for d in given.lookaheads:

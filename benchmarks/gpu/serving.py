@@ -16,7 +16,7 @@ from floor import bandwidth, provenance, spread
 
 import shallowdraft as sd
 from shallowdraft.decoding.batch import Batch
-from shallowdraft.decoding.generation import Settings
+from shallowdraft.decoding.options import Settings
 from shallowdraft.models.synthetic import Pair, make_pair
 
 NEW = 192

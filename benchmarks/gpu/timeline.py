@@ -13,7 +13,7 @@ from decoding import AGREEMENT, CASES, PROMPT
 from floor import provenance
 from torch.profiler import ProfilerActivity, profile
 
-from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair

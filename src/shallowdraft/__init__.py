@@ -9,29 +9,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shallowdraft.decoding.generation import Generation, Piece, Stream, generate, stream
+    from shallowdraft.decoding.generate import Stream, generate, stream
+    from shallowdraft.decoding.results import Generation, Piece
     from shallowdraft.decoding.statistics import Statistics, total
     from shallowdraft.errors import ShallowdraftError
     from shallowdraft.models.heads import load_heads
     from shallowdraft.models.model import Model, check_vocabulary, load, load_draft
-    from shallowdraft.shapes import ModelShape
+    from shallowdraft.shapes.shape import ModelShape
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Generation": "decoding.generation",
+    "Generation": "decoding.results",
     "Model": "models.model",
-    "ModelShape": "shapes",
-    "Piece": "decoding.generation",
+    "ModelShape": "shapes.shape",
+    "Piece": "decoding.results",
     "ShallowdraftError": "errors",
     "Statistics": "decoding.statistics",
-    "Stream": "decoding.generation",
+    "Stream": "decoding.generate",
     "check_vocabulary": "models.model",
-    "generate": "decoding.generation",
+    "generate": "decoding.generate",
     "load": "models.model",
     "load_draft": "models.model",
     "load_heads": "models.heads",
-    "stream": "decoding.generation",
+    "stream": "decoding.generate",
     "total": "decoding.statistics",
 }
 

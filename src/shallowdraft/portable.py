@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from shallowdraft.errors import OptionError
-from shallowdraft.shapes import Family, ModelShape, child_shape
+from shallowdraft.shapes.shape import Family, ModelShape, child_shape
 
 FULL_WIDTH: tuple[Family, ...] = ("opt", "qwen2")
 """Families whose heads together must be as wide as d_model."""

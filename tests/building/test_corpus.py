@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shallowdraft.building.corpus import Batches, open_store, read_corpus, train_tokenizer, write_store
+from shallowdraft.building.batches import Batches
+from shallowdraft.building.corpus import read_corpus
+from shallowdraft.building.token_store import open_store, write_store
+from shallowdraft.building.tokenizer import train_tokenizer
 from shallowdraft.errors import CorpusError
 from shallowdraft.models.synthetic import byte_tokenizer
 

@@ -10,19 +10,21 @@ from building.test_training import make_store
 from conftest import CONFIGS
 
 from shallowdraft.building import masks as module
-from shallowdraft.building.balance import Balance
-from shallowdraft.building.corpus import Batches, TokenStore
+from shallowdraft.building.batches import Batches
+from shallowdraft.building.domain_weights import Balance
 from shallowdraft.building.masks import Masks, Shear, applied
 from shallowdraft.building.pruning import carve
+from shallowdraft.building.token_store import TokenStore
 from shallowdraft.building.training import Recipe, train
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.checkpoint import load_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import ModelShape, parse
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape
 
 RECIPE = Recipe(tokens=80 * 512, batch_tokens=512, sequence=32, learning_rate=1e-3)
-LLAMA = parse("12x32/4h/48", vocab=320, context=64)
+LLAMA = parse_shape("12x32/4h/48", vocab=320, context=64)
 PARENTS = {
     "llama": LLAMA,
     "llama-gqa": replace(LLAMA, kv_heads=2, tied=True),
@@ -69,7 +71,7 @@ def largest_difference(masked: Decoder, masks: Masks, carved: Decoder, vocab: in
 
 @pytest.mark.parametrize(("kind", "notation"), SHAPES)
 def test_the_asked_shape_is_reached_exactly(kind: str, notation: str, store: TokenStore, tmp_path: Path):
-    wanted = parse(notation, vocab=320, context=64)
+    wanted = parse_shape(notation, vocab=320, context=64)
     parent = random_decoder(PARENTS[kind], seed=3)
     model, job = shear(parent, wanted, store, tmp_path)
     assert min(job.masks.gaps().values()) > 0.5
@@ -80,7 +82,10 @@ def test_the_asked_shape_is_reached_exactly(kind: str, notation: str, store: Tok
 
 
 def test_recomputed_activations_see_the_gates(store: TokenStore, tmp_path: Path):
-    parent, wanted = random_decoder(PARENTS["llama-gqa"], seed=3), parse("2x24/2h/1kv/8hd/20", vocab=320, context=64)
+    parent, wanted = (
+        random_decoder(PARENTS["llama-gqa"], seed=3),
+        parse_shape("2x24/2h/1kv/8hd/20", vocab=320, context=64),
+    )
     finals = []
     for recompute in (False, True):
         model, job = copy.deepcopy(parent), Shear(parent, wanted)
@@ -94,7 +99,7 @@ def test_recomputed_activations_see_the_gates(store: TokenStore, tmp_path: Path)
 
 
 def test_domains_are_weighed_by_the_masked_model(store: TokenStore, tmp_path: Path):
-    parent, wanted = random_decoder(PARENTS["llama"], seed=3), parse("1x32/4h/48", vocab=320, context=64)
+    parent, wanted = random_decoder(PARENTS["llama"], seed=3), parse_shape("1x32/4h/48", vocab=320, context=64)
     model, job = copy.deepcopy(parent), Shear(parent, wanted)
     seen = []
 
@@ -109,7 +114,10 @@ def test_domains_are_weighed_by_the_masked_model(store: TokenStore, tmp_path: Pa
 
 
 def test_a_stopped_run_goes_on_to_the_same_masks_and_weights(store: TokenStore, tmp_path: Path):
-    parent, wanted = random_decoder(PARENTS["llama-gqa"], seed=3), parse("2x24/2h/1kv/8hd/20", vocab=320, context=64)
+    parent, wanted = (
+        random_decoder(PARENTS["llama-gqa"], seed=3),
+        parse_shape("2x24/2h/1kv/8hd/20", vocab=320, context=64),
+    )
     recipe = replace(RECIPE, save_every=7)
 
     def final(folder: str, stops: tuple[int, ...]) -> dict[str, torch.Tensor]:

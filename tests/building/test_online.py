@@ -16,7 +16,7 @@ from shallowdraft.building.online import CURRENT, Habits, OnlineDraft, correctio
 from shallowdraft.cli import main
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 SHAPE = ModelShape(2, 32, 2, 48, 24, head_dim=16, context=96)
 HABITS = Habits(learning_rate=3e-3)

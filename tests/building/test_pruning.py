@@ -12,7 +12,8 @@ from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import load_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import ModelShape, child_shape, parse
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape, child_shape
 
 TOKENS = torch.randint(0, 97, (4, 40), generator=torch.Generator().manual_seed(1))
 
@@ -138,4 +139,4 @@ def test_candidates_are_different_sets_of_layers(keep: int):
 )
 def test_unreachable_shapes_are_refused(notation: str, said: str):
     with pytest.raises(OptionError, match=said):
-        require_reachable(parse("8x64/4h/2kv/112", vocab=97), parse(notation, vocab=97))
+        require_reachable(parse_shape("8x64/4h/2kv/112", vocab=97), parse_shape(notation, vocab=97))

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from shallowdraft.building.corpus import Batches, TokenStore, write_store
+from shallowdraft.building.batches import Batches
 from shallowdraft.building.jobs import Distil, Job, Pretrain
 from shallowdraft.building.masks import Shear
+from shallowdraft.building.token_store import TokenStore, write_store
 from shallowdraft.building.training import Recipe, fresh_decoder, rows_at_once, train, validate
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.synthetic import byte_tokenizer
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 SHAPE = ModelShape(2, 32, 2, 48, 320, kv_heads=1, tied=True)
 RECIPE = Recipe(tokens=40 * 512, batch_tokens=512, sequence=32, micro_rows=8, learning_rate=5e-3, save_every=7)
@@ -153,7 +154,7 @@ import sys, time, torch
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_training import RECIPE, SHAPE, reader
-from shallowdraft.building.corpus import open_store
+from shallowdraft.building.token_store import open_store
 from shallowdraft.building.jobs import Pretrain
 from shallowdraft.building.training import fresh_decoder, train
 torch.set_num_threads(1)

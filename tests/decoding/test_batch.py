@@ -6,8 +6,9 @@ import torch
 import shallowdraft as sd
 from shallowdraft.decoding import batch
 from shallowdraft.decoding.batch import Batch
-from shallowdraft.decoding.generation import Row, Settings
-from shallowdraft.decoding.noise import Noise
+from shallowdraft.decoding.options import Settings
+from shallowdraft.decoding.random_streams import RandomStreams
+from shallowdraft.decoding.rows import Row
 from shallowdraft.decoding.sampling import Samplings
 from shallowdraft.decoding.state import State
 from shallowdraft.models.cache import KVCache
@@ -73,7 +74,7 @@ def nothing_moved(self, row, *_):
     """A row keeps what whoever stood in its place has left."""
 
 
-@pytest.mark.parametrize("owner", [KVCache, Noise, Samplings, State])
+@pytest.mark.parametrize("owner", [KVCache, RandomStreams, Samplings, State])
 def test_a_row_that_is_moved_without_its_own_is_noticed(models, monkeypatch, owner):
     target, draft = models
     right = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
@@ -104,7 +105,7 @@ def test_a_row_does_not_share_its_random_numbers_with_its_shadow(models, monkeyp
         target, "The river", draft=draft, lookahead=LOOKAHEAD, max_new_tokens=30, temperature=1.0, seed=3
     )
     assert moved_and_left_behind(models) == alone.token_ids
-    monkeypatch.setattr(Noise, "rest", nothing_moved)
+    monkeypatch.setattr(RandomStreams, "rest", nothing_moved)
     assert moved_and_left_behind(models) != alone.token_ids
 
 

@@ -7,7 +7,7 @@ from conftest import noisy
 import shallowdraft as sd
 from shallowdraft.decoding.divergence import explain, greedy_gaps
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 SHAPE = ModelShape(4, 64, 4, 128, 500, kv_heads=2, context=300)
 

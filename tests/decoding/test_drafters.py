@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.decoding.drafters import LONGEST_MATCH, NgramDrafter, copied, earlier, onward, worth, written
+from shallowdraft.decoding.drafters.ngram import LONGEST_MATCH, NgramDrafter, copied, earlier, onward, worth, written
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_state
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair, random_decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 
 @pytest.mark.parametrize(

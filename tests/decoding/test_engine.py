@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shallowdraft as sd
 from shallowdraft.decoding import sampling as laws
-from shallowdraft.decoding.drafters import ModelDrafter, NoDrafter
+from shallowdraft.decoding.drafters.drafter import NoDrafter
+from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import State

@@ -15,7 +15,7 @@ from shallowdraft.decoding.state import State
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 SMALLEST_GAP = 1e-5  # of the two largest logits; below it rounding may choose
 

@@ -15,15 +15,17 @@ from scipy import stats
 
 import shallowdraft as sd
 from shallowdraft.decoding import verification
-from shallowdraft.decoding.drafters import HeadsDrafter, ModelDrafter, NgramDrafter
+from shallowdraft.decoding.drafters.medusa import MedusaDrafter
+from shallowdraft.decoding.drafters.model import ModelDrafter
+from shallowdraft.decoding.drafters.ngram import NgramDrafter
 from shallowdraft.decoding.engine import Engine
-from shallowdraft.decoding.noise import Noise
+from shallowdraft.decoding.random_streams import RandomStreams
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_source
 from shallowdraft.decoding.verification import Proposal, Verdict
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 SAMPLES = 200_000
 ALPHA = 1e-3  # seeds are fixed: a rule that passes today passes always
@@ -268,14 +270,14 @@ def test_the_joint_law_of_heads(models, sampling: dict[str, float]):
 
 
 def test_heads_that_are_not_what_was_drawn_from_are_caught(models, monkeypatch):
-    propose = HeadsDrafter.propose
+    propose = MedusaDrafter.propose
 
     def another_head(self, state, uniforms, missed):
         """The laws of the heads change places."""
         found = propose(self, state, uniforms, missed)
         return replace(found, q=found.q.flip(1))
 
-    monkeypatch.setattr(HeadsDrafter, "propose", another_head)
+    monkeypatch.setattr(MedusaDrafter, "propose", another_head)
     strategy = {"drafter": "medusa", "heads": random_heads(models[0], 2), "nodes": 7}
     assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
 
@@ -370,7 +372,7 @@ def joined_p_value(models, rows: int = 6_000, lookahead: int = 2) -> float:
         drafter = ModelDrafter(draft.decoder, lookahead, sampling, target.shape.vocab)
         limits = [len(prompt) + length] * rows
         engine = Engine(target.decoder, drafter, sampling, [prompt] * rows, limits, slots=16)
-        engine.noise.begin(seed, 1)
+        engine.random_streams.begin(seed, 1)
         engines.append(engine)
     emitted = [[engine.follow(engine.prefill())] for engine in engines]
     emitted[0].append(engines[0].follow(engines[0].iterate()))
@@ -398,14 +400,14 @@ def another_cache(parts, lengths, slots, right=KVCache.of):
     return right(parts[1:] + parts[:1], lengths, slots)
 
 
-def numbers_again(parts, right=Noise.of):
+def numbers_again(parts, right=RandomStreams.of):
     """A row that is moved uses again the numbers that it used before."""
-    for noise in {noise for noise, _ in parts}:
-        noise.begin(0, 1)
+    for random_streams in {random_streams for random_streams, _ in parts}:
+        random_streams.begin(0, 1)
     return right(parts)
 
 
-@pytest.mark.parametrize(("owner", "wrong"), [(KVCache, another_cache), (Noise, numbers_again)])
+@pytest.mark.parametrize(("owner", "wrong"), [(KVCache, another_cache), (RandomStreams, numbers_again)])
 def test_a_wrong_move_is_caught(models, monkeypatch, owner, wrong):
     monkeypatch.setattr(owner, "of", wrong)
     assert joined_p_value(models, 3_000) < CAUGHT

@@ -14,7 +14,7 @@ from tokenizer_kinds import tokenizer_of
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.decoding import verification
-from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_source
@@ -23,15 +23,16 @@ from shallowdraft.models.cache import CrossCache, Source
 from shallowdraft.models.seq2seq import Seq2Seq
 from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_decoder
 from shallowdraft.models.tree import TreePass
-from shallowdraft.shapes import ModelShape, parse
-from shallowdraft.t5 import EncoderShape
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape
+from shallowdraft.shapes.t5 import EncoderShape
 
 FIRST = replace(
-    parse("2+3x48/3h/64", vocab=97),
+    parse_shape("2+3x48/3h/64", vocab=97),
     activation="relu",
     encoder=EncoderShape(2, buckets=8, farthest=30, gated=False, scaled=True),
 )
-LATER = parse("3+2x48/3h/80", vocab=97)
+LATER = parse_shape("3+2x48/3h/80", vocab=97)
 SOURCES = [[5, 17, 3, 88, 41, 9], [60], [8] * 30, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 
 
@@ -125,8 +126,8 @@ def test_a_draft_that_reads_another_source_is_still_lossless(monkeypatch):
     assert assert_lossless(target, draft, lookahead=4) < good - 0.2
 
 
-SMALL = replace(parse("1+2x16/2h/24", vocab=4), encoder=EncoderShape(1, buckets=8, farthest=20))
-SMALLER = replace(parse("1+1x12/1h/16", vocab=4), encoder=EncoderShape(1, buckets=8, farthest=20))
+SMALL = replace(parse_shape("1+2x16/2h/24", vocab=4), encoder=EncoderShape(1, buckets=8, farthest=20))
+SMALLER = replace(parse_shape("1+1x12/1h/16", vocab=4), encoder=EncoderShape(1, buckets=8, farthest=20))
 ONE, MIXED = [[1, 2, 0]], [[3], [0, 1, 2, 3, 3, 1]]
 SAMPLES = 5_000  # of each source: as many as catch every wrong variant
 
@@ -197,7 +198,7 @@ def test_an_engine_takes_other_sources():
 
 @pytest.fixture(scope="module")
 def synthetic():
-    return make_pair(parse("2+2x48/2h/64", vocab=400), parse("1+1x32/2h/48", vocab=400), 0.7, seed=3)
+    return make_pair(parse_shape("2+2x48/2h/64", vocab=400), parse_shape("1+1x32/2h/48", vocab=400), 0.7, seed=3)
 
 
 def test_a_synthetic_pairs_output_and_tar_are_known(synthetic, tmp_path):
@@ -230,7 +231,7 @@ def test_text_and_stop_tokens(synthetic):
 
 
 def test_the_decoders_context_limits_new_tokens(synthetic):
-    short = make_pair(parse("1+1x48/2h/64", vocab=400, context=20), parse("1+1x32/2h/48", vocab=400), 0.7)
+    short = make_pair(parse_shape("1+1x48/2h/64", vocab=400, context=20), parse_shape("1+1x32/2h/48", vocab=400), 0.7)
     out = sd.generate(short.target, [5] * 100, draft=short.draft, max_new_tokens=50)
     assert (len(out.token_ids), out.finish_reason) == (19, "context")
 

@@ -27,8 +27,8 @@ from shallowdraft.models.synthetic import make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.profiling.latency import KIND as PROFILE
 from shallowdraft.records import Records
-from shallowdraft.replay.traces import KIND as TRACE
-from shallowdraft.shapes import parse
+from shallowdraft.replay.trace import KIND as TRACE
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study.study import REPLAYS
 
 PAIR = ["export", "zoo:2x192", "--target", "zoo:target"]
@@ -39,7 +39,7 @@ PROMPT = "The old house at the end of the road"
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target and a draft with a tokenizer."""
     folder = tmp_path_factory.mktemp("small")
-    make_pair(parse("2x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8).save(folder)
+    make_pair(parse_shape("2x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512), 0.8).save(folder)
     return folder
 
 
@@ -241,7 +241,7 @@ def test_gguf_in_16_bits(small: Path, tmp_path: Path):
 
 def test_a_smaller_vocabulary_is_padded_and_the_padding_never_proposed(small: Path, tmp_path: Path):
     tokenizer = load_tokenizer(small / "target")
-    make_pair(parse("2x64/2h/96", vocab=540), parse("1x64/2h/96", vocab=540), 0.8).save(tmp_path / "wide")
+    make_pair(parse_shape("2x64/2h/96", vocab=540), parse_shape("1x64/2h/96", vocab=540), 0.8).save(tmp_path / "wide")
     tokenizer.save_pretrained(tmp_path / "wide" / "target")  # 28 ids have no token
     (tmp_path / "wide" / "target" / "tokenizer.model").write_bytes(b"sentencepiece")
     made = export(str(small / "draft"), str(tmp_path / "wide" / "target"), "vllm", Advice(2), tmp_path / "out")

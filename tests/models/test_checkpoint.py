@@ -21,7 +21,7 @@ from shallowdraft.errors import (
 from shallowdraft.models import checkpoint, memory
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ import torch
 from conftest import random_heads
 
 import shallowdraft as sd
+from shallowdraft import distributed
 from shallowdraft.errors import OptionError
-from shallowdraft.models import processes
 from shallowdraft.models.checkpoint import load_decoder
-from shallowdraft.models.parallel import Split, SplitLayers, require_splittable
-from shallowdraft.shapes import NAMED, parse
+from shallowdraft.models.tensor_parallel import Split, SplitLayers, require_splittable
+from shallowdraft.shapes.named import NAMED
+from shallowdraft.shapes.notation import parse_shape
 
 TEXT = "Once upon a time there was"
 IDS = [5, 17, 3, 88, 41]
@@ -45,9 +46,9 @@ def outputs(kinds: dict[str, str], *, parallel: bool) -> dict[str, list[list[int
 
 def without_a_sum(folder: str) -> list[int]:
     """What a mutant says, which never adds up the processes' shares."""
-    from shallowdraft.models import parallel
+    from shallowdraft.models import tensor_parallel
 
-    parallel.dist.all_reduce = lambda own: None
+    tensor_parallel.dist.all_reduce = lambda own: None
     return sd.generate(sd.load(folder, parallel=True), IDS, max_new_tokens=16).token_ids
 
 
@@ -77,7 +78,7 @@ def in_process(job: tuple[int, int, dict[str, str]]) -> dict[str, list[list[int]
     if find_spec("triton"):
         found |= {f"{kind} by kernels": by_kernels(kinds[kind], rank) for kind in KINDS[:2]}
     found["mutant"] = [without_a_sum(kinds[KINDS[0]])]
-    processes.leave()
+    distributed.leave()
     return found
 
 
@@ -120,10 +121,10 @@ def test_what_cannot_be_split_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     for shape, dtype, why in (
         (NAMED["t5-small"], None, "encoder"),
-        (parse("2x96/6h/96"), "int8", "int8"),
-        (parse("2x96/4h/96"), None, "4 heads"),
-        (parse("2x96/6h/2kv/96"), None, "2 key/value heads"),
-        (parse("2x96/6h/100"), None, "100 FFN neurons"),
+        (parse_shape("2x96/6h/96"), "int8", "int8"),
+        (parse_shape("2x96/4h/96"), None, "4 heads"),
+        (parse_shape("2x96/6h/2kv/96"), None, "2 key/value heads"),
+        (parse_shape("2x96/6h/100"), None, "100 FFN neurons"),
     ):
         with pytest.raises(OptionError, match=why):
             require_splittable(shape, dtype)

@@ -19,8 +19,10 @@ from shallowdraft.models.cache import CrossCache
 from shallowdraft.models.checkpoint import check_folder, load_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.tree import Tree, TreePass
-from shallowdraft.shapes import NAMED, ModelShape, child_shape, parse
-from shallowdraft.t5 import EncoderShape
+from shallowdraft.shapes.named import NAMED
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape, child_shape
+from shallowdraft.shapes.t5 import EncoderShape
 
 TOLERANCE = 1e-4
 CPU = torch.device("cpu")
@@ -235,7 +237,7 @@ def test_published_parameter_counts(name: str, parameters: int):
 
 
 def test_costs_leave_out_what_only_a_source_passes_through():
-    shape = parse("3+2x8/2h/16", vocab=10)
+    shape = parse_shape("3+2x8/2h/16", vocab=10)
     ffn, matrix, norm, biases = 3 * 8 * 16, 64, 8, 32 * 2
     encoder = 3 * (4 * matrix + ffn + 2 * norm) + norm + biases
     decoder = 2 * (8 * matrix + ffn + 3 * norm) + norm + biases
@@ -264,7 +266,7 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, object], sai
 @pytest.mark.parametrize("notation", ["0+2x32/2h/48", "2+2x32/4h/2kv/48", "2+x32/2h/48"])
 def test_a_wrong_shape_is_refused(notation: str):
     with pytest.raises(OptionError):
-        parse(notation)
+        parse_shape(notation)
 
 
 def test_a_part_of_an_encoder_decoder_is_no_shape_to_prune_to():

@@ -6,7 +6,8 @@ import torch
 import shallowdraft as sd
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.shapes import NAMED, ModelShape
+from shallowdraft.shapes.named import NAMED
+from shallowdraft.shapes.shape import ModelShape
 
 TARGET, DRAFT = ModelShape(3, 48, 4, 96, 512), ModelShape(1, 16, 2, 32, 512)
 

@@ -11,7 +11,7 @@ from shallowdraft.cli import main
 from shallowdraft.errors import PromptError
 from shallowdraft.models import templates
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

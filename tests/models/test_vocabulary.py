@@ -7,7 +7,7 @@ import shallowdraft as sd
 from shallowdraft.errors import UnsupportedModelError, VocabularyError
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
 from shallowdraft.models.vocabulary import compare
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 WORDS = {f"w{index}": index for index in range(10)}
 
@@ -72,7 +72,7 @@ def test_without_tokenizers_sizes_decide():
 def test_a_config_that_transformers_refuses_is_blamed_with_its_reason(
     tmp_path: Path, notation: str, change: dict[str, object], said: str
 ):
-    sd.Model("refused", random_decoder(parse(notation, vocab=320)), byte_tokenizer(320)).save(tmp_path)
+    sd.Model("refused", random_decoder(parse_shape(notation, vocab=320)), byte_tokenizer(320)).save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match=said) as caught:

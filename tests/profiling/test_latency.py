@@ -9,15 +9,15 @@ import torch
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.commands.profile import show
+from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.timing import MachineState
-from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import RecordError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
 from shallowdraft.profiling.latency import KIND, Point, read_profile, require_machine
 from shallowdraft.records import Records
-from shallowdraft.replay import traces
-from shallowdraft.shapes import parse
+from shallowdraft.replay import trace
+from shallowdraft.shapes.notation import parse_shape
 
 
 def written(path: Path, rows: list[dict]) -> Path:
@@ -57,7 +57,7 @@ def test_between_what_was_measured_lies_a_straight_line(tmp_path: Path):
     assert profile.plain_s(250) == pytest.approx(1.25)
     ratios = [profile.iteration("d", d, 0).draft_s for d in (1, 3, 5)]
     assert ratios == pytest.approx([0.1, 0.3, 0.5])
-    assert [d for d in range(1, 9) if profile.covers(Way("d", d))] == [1, 2, 3, 4, 5]
+    assert [d for d in range(1, 9) if profile.covers(Candidate("d", d))] == [1, 2, 3, 4, 5]
     with pytest.raises(RecordError, match=r"no times of other at lookahead 1, batch 1; .* --draft other"):
         profile.iteration("other", 1, 64)
     with pytest.raises(RecordError, match=r"no times of d at lookahead 3, batch 4; .* --lookaheads 3 --batches 4"):
@@ -70,7 +70,7 @@ def test_a_draft_that_was_not_timed_everywhere_is_left_out_there(tmp_path: Path,
     rows = [{"draft": "d"}, {"draft": "d", "lookahead": 8}, {"draft": "e", "lookahead": 2}, {"batch": 4}]
     rows.append({"batch": 8, "drafter": "ngram", "draft": "n-gram"})
     profile = read_profile(written(tmp_path / "p", [{"pass_s": 1.0} | row for row in rows]))
-    show(profile, parse("1x64/2h/96"))
+    show(profile, parse_shape("1x64/2h/96"))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     cells = [line[:-1] for line in lines if line and line[0] in "de" and line[-1].endswith("%")]
     assert cells == [["d", *3 * ("1400.00", "(100.00)")], ["e", "1400.00", "(100.00)"], ["d", "1400.00", "(100.00)"]]
@@ -142,10 +142,10 @@ def test_other_proposers_leave_the_times_of_drafts_alone(tmp_path: Path):
     state = MachineState(1.0)
     for met in (None, state):
         assert profile.iteration("d", 1, 64, state=met).target_s == pytest.approx(1.2)
-        assert profile.iteration_of(Way("d", 1, "tree", tree), 64, state=met).target_s == pytest.approx(2.0)
+        assert profile.iteration_of(Candidate("d", 1, "tree", tree), 64, state=met).target_s == pytest.approx(2.0)
     assert profile.target_s(1, 64) == pytest.approx(1.2)
     with pytest.raises(RecordError, match="no times of other"):
-        profile.covers(Way("other", 1))
+        profile.covers(Candidate("other", 1))
 
 
 def test_shapes_with_random_weights_are_no_drafts(tmp_path: Path, capsys, monkeypatch):
@@ -162,7 +162,7 @@ def test_shapes_with_random_weights_are_no_drafts(tmp_path: Path, capsys, monkey
 def make_trace(path: Path) -> None:
     about = {"target": "t", "vocabulary": {"size": 8, "tokens": None, "digest": None}, "sampling": {}}
     output = {"id": "0", "set": "s", "sample": 0, "prompt": [1], "output": [2, 3]}
-    Records.open(path, traces.KIND, about).append(output)
+    Records.open(path, trace.KIND, about).append(output)
 
 
 @pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"target_s": float("nan")}, {"draft_s": -1.0}])
@@ -179,7 +179,7 @@ def test_another_machine(tmp_path: Path):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
-    make_pair(parse("3x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8).save(folder)
+    make_pair(parse_shape("3x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512), 0.8).save(folder)
     return folder
 
 
@@ -209,8 +209,8 @@ def test_from_a_trace_and_a_profile_to_a_verdict(pair: Path, tmp_path: Path, cap
     assert main([*measure, "--rounds", "2"]) == 0  # goes on
     assert Path("p").read_text().startswith(once)
     assert {len(found) for found in read_profile(Path("p")).samples.values()} == {2 * latency.TURNS}
-    ways = [Way.with_draft(sd.load_draft(draft), lookahead) for lookahead in (1, 3)]
-    assert set(read_profile(Path("p")).samples) == {Point(way, 16, 1) for way in ways}
+    candidates = [Candidate.with_draft(sd.load_draft(draft), lookahead) for lookahead in (1, 3)]
+    assert set(read_profile(Path("p")).samples) == {Point(candidate, 16, 1) for candidate in candidates}
     capsys.readouterr()
     assert main(["predict", "--trace", "t", "--profile", "p", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["predictions"]

@@ -12,8 +12,8 @@ from shallowdraft.models import zoo
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts
 from shallowdraft.replay.confidence import replay_confidences
-from shallowdraft.replay.traces import Trace, read_trace, record
-from shallowdraft.shapes import parse
+from shallowdraft.replay.trace import Trace, read_trace, record
+from shallowdraft.shapes.notation import parse_shape
 
 CONFIDENCES = (0.0, 0.15, 0.4, 0.7, 1.0)
 
@@ -46,7 +46,7 @@ def compare(target: sd.Model, draft: sd.Model, trace: Trace, lookahead: int) -> 
 
 
 def test_a_pair_whose_draft_has_a_shorter_context(tmp_path: Path):
-    shapes = parse("3x64/2h/96", vocab=512, context=256), parse("1x64/2h/96", vocab=512, context=64)
+    shapes = parse_shape("3x64/2h/96", vocab=512, context=256), parse_shape("1x64/2h/96", vocab=512, context=64)
     target, draft = (sd.load(path) for path in make_pair(*shapes, 0.7).save(tmp_path))
     compare(target, draft, recorded(target, 3, 60, tmp_path / "trace.jsonl"), 4)
 
@@ -61,7 +61,7 @@ def test_trained_models(prompts: int, new: int, tmp_path: Path):
 
 
 def test_the_commands_agree(tmp_path: Path, capsys):
-    shapes = parse("3x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512)
+    shapes = parse_shape("3x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512)
     target, draft = map(str, make_pair(*shapes, 0.7).save(tmp_path))
     trace = str(tmp_path / "trace.jsonl")
     recorded(sd.load(target), 2, 40, Path(trace))

@@ -11,11 +11,12 @@ import shallowdraft as sd
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.errors import NumericsError
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.ranks import replay_heads, replay_trees
-from shallowdraft.replay.skipping import replay_skips
-from shallowdraft.replay.traces import Output, Trace, vocabulary
-from shallowdraft.shapes import ModelShape
+from shallowdraft.replay.medusa import replay_heads
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.skip import replay_skips
+from shallowdraft.replay.trace import Output, Trace, vocabulary
+from shallowdraft.replay.tree import replay_trees
+from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.accuracy import Question, score
 
 SHAPE = ModelShape(2, 32, 2, 48, 320, context=96)

@@ -8,8 +8,8 @@ import shallowdraft as sd
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
 from shallowdraft.prompts import Prompt
-from shallowdraft.replay.traces import Output, read_trace, record
-from shallowdraft.shapes import ModelShape
+from shallowdraft.replay.trace import Output, read_trace, record
+from shallowdraft.shapes.shape import ModelShape
 
 SHAPE = ModelShape(2, 32, 2, 48, 320, context=96)
 PROMPTS = [("a", Prompt(name, "words", "A word or two" * (1 + len(name)))) for name in ("1", "2", "three")]

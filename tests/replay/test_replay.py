@@ -10,17 +10,18 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import shallowdraft as sd
-from shallowdraft import cost, shapes
+from shallowdraft import cost
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.models.tree import Tree
 from shallowdraft.models.vocabulary import compare
 from shallowdraft.prompts import Prompt
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.ranks import replay_trees
-from shallowdraft.replay.traces import Trace, fits, read_trace, record, vocabulary
-from shallowdraft.replay.walk import iterations_of
-from shallowdraft.shapes import ModelShape, parse
+from shallowdraft.replay.iterations import iterations_of
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.trace import Trace, fits, read_trace, record, vocabulary
+from shallowdraft.replay.tree import replay_trees
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape
 
 
 def trace_of(target: sd.Model, prompts: list[Prompt], path: Path, **options) -> Trace:
@@ -33,7 +34,7 @@ def trace_of(target: sd.Model, prompts: list[Prompt], path: Path, **options) -> 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[sd.Model, sd.Model]:
     folder = tmp_path_factory.mktemp("pair")
-    target, draft = shapes.parse("3x64/2h/96", vocab=512), shapes.parse("1x64/2h/96", vocab=512)
+    target, draft = parse_shape("3x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512)
     target, draft = (sd.load(path) for path in make_pair(target, draft, 0.8).save(folder))
     return target, draft
 
@@ -68,11 +69,11 @@ def test_greedy_replay_is_the_engines_count_iteration_by_iteration(
             list(whole.acceptance_by_position)
         )
     trees = replay_trees(draft, trace, (6,))
-    options = {"draft": draft, "drafter": "tree", "tree": Tree(trees.way(6).tree), "max_new_tokens": 40}
+    options = {"draft": draft, "drafter": "tree", "tree": Tree(trees.candidate(6).tree), "max_new_tokens": 40}
     live = [sd.generate(target, output.prompt, **options) for output in trace.outputs]
     assert [run.accepted_by_iteration for run in live] == trees.iterations(6)
     shares = sd.total([run.stats for run in live], one_batch=False).acceptance_by_position
-    assert trees.walk.acceptance_by_position(trees.way(6).lookahead).tolist() == pytest.approx(list(shares))
+    assert trees.walk.acceptance_by_position(trees.candidate(6).lookahead).tolist() == pytest.approx(list(shares))
 
 
 def random_state(model: sd.Model) -> dict[str, torch.Tensor]:
@@ -120,7 +121,7 @@ def recorded(target: sd.Model, outputs: list[list[int]], sampling: Sampling, fol
     from dataclasses import asdict
 
     from shallowdraft.records import Records
-    from shallowdraft.replay.traces import KIND, Output, _likelihoods, vocabulary
+    from shallowdraft.replay.trace import KIND, Output, _likelihoods, vocabulary
 
     about = {
         "target": "t",
@@ -149,7 +150,7 @@ def test_a_draft_without_the_tokens_that_were_added_to_its_target_fits(tmp_path:
         made.add_tokens(list(added))
         return made
 
-    decoder = random_decoder(parse("1x32/2h/48", vocab=40))
+    decoder = random_decoder(parse_shape("1x32/2h/48", vocab=40))
     recorded = vocabulary(tokenizer("<end>"), 40)
     for added, expected in (((), True), (("<end>",), True), (("<end>", "<more>"), True), (("<other>",), False)):
         draft = sd.Model("draft", decoder, tokenizer(*added))

@@ -8,9 +8,9 @@ import shallowdraft as sd
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.traces import Trace, read_trace, record
-from shallowdraft.replay.walk import iterations_of
+from shallowdraft.replay.iterations import iterations_of
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.trace import Trace, read_trace, record
 
 pytestmark = pytest.mark.skipif(not zoo.names(), reason="the zoo is not built")
 

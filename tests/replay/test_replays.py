@@ -12,12 +12,12 @@ from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.errors import OptionError
 from shallowdraft.models import zoo
 from shallowdraft.models.heads import Heads, fresh_heads
-from shallowdraft.replay import skipping
-from shallowdraft.replay.copies import replay_copies
-from shallowdraft.replay.ranks import replay_heads, replay_trees
-from shallowdraft.replay.replays import Counted
-from shallowdraft.replay.skipping import replay_skips
-from shallowdraft.replay.traces import Trace
+from shallowdraft.replay.medusa import replay_heads
+from shallowdraft.replay.ngram import replay_copies
+from shallowdraft.replay.result import Counted
+from shallowdraft.replay.skip import replay_skips
+from shallowdraft.replay.trace import Trace
+from shallowdraft.replay.tree import replay_trees
 
 pytestmark = pytest.mark.skipif(not zoo.names(), reason="the zoo is not built")
 
@@ -43,20 +43,20 @@ def heads(target: sd.Model) -> Heads:
 
 
 def compare(target: sd.Model, found: Counted, options: dict[str, object]) -> None:
-    ways = {(way.drafter, way.draft): options for way in found.ways.values()}
-    for size, way in found.ways.items():
+    candidates = {(candidate.drafter, candidate.draft): options for candidate in found.candidates.values()}
+    for size, candidate in found.candidates.items():
         stats = []
         for row, output in enumerate(found.trace.outputs):
-            live = sd.generate(target, output.prompt, max_new_tokens=64, **way.options(ways))
+            live = sd.generate(target, output.prompt, max_new_tokens=64, **candidate.options(candidates))
             assert live.token_ids == output.output
             assert live.accepted_by_iteration == found.iterations(size)[row]
             stats.append(live.stats)
-            nodes = len(way.tree) or None
+            nodes = len(candidate.tree) or None
             proposed = {nodes or length: iterations[row] for length, iterations in found.proposed(size).items()}
             assert live.stats.drafted == sum(length * iterations for length, iterations in proposed.items())
         whole = sd.total(stats, one_batch=False)
         assert found.tar()[size] == pytest.approx(whole.tar)
-        shares = found.walk.acceptance_by_position(size)[: way.lookahead]
+        shares = found.walk.acceptance_by_position(size)[: candidate.lookahead]
         assert shares.tolist() == pytest.approx(list(whole.acceptance_by_position[: len(shares)]))
 
 
@@ -85,7 +85,7 @@ def test_skipped_parts_and_that_they_are_tried_once(target: sd.Model, trace: Tra
     found = replay_skips(target, SKIPS, trace, (1, 4), path)
     compare(target, found, {"drafter": "skip", "skips": SKIPS})
     assert found.tar()[4] > 2
-    monkeypatch.setattr(skipping, "drafted_right", None)
+    monkeypatch.setattr("shallowdraft.replay.skip.drafted_right", None)
     again = replay_skips(target, SKIPS, trace, (2, 4), path)
     assert again.tar()[4] == found.tar()[4]
     with pytest.raises(TypeError):

@@ -13,15 +13,15 @@ from made_run import make_run, make_server
 
 from shallowdraft.bench.levels import KIND
 from shallowdraft.cli import main
-from shallowdraft.commands.study import Study
+from shallowdraft.commands.study import StudyCommand
 from shallowdraft.errors import RecordError
 from shallowdraft.records import Records
-from shallowdraft.report.behind import lags
 from shallowdraft.report.figures import Table, shown
 from shallowdraft.report.files import markdown
 from shallowdraft.report.page import make, render
 from shallowdraft.report.reading import read_run
 from shallowdraft.report.run import label
+from shallowdraft.report.sections.improvement import lags
 
 CHARTS = {
     "speed-up", "prediction", "throughput", "sets", "lookahead", "position", "time", "waterfall", "required", "extra",
@@ -294,8 +294,8 @@ def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
     (folder / "study.json").write_text(json.dumps(study))
     run = read_run(folder)
     winner = run.predicted[0].best
-    ways = zip(run.predicted[1:], lags(run.predicted)[1:], strict=True)
-    for one, lag in ways:
+    candidates = zip(run.predicted[1:], lags(run.predicted)[1:], strict=True)
+    for one, lag in candidates:
         verify_s = one.best.iteration.target_s + one.best.iteration.rest_s
         per_token_s = winner.iteration.total_s / winner.tar
         assert lag.extra_tar == pytest.approx((verify_s + one.best.iteration.draft_s) / per_token_s - one.best.tar)
@@ -348,7 +348,7 @@ def test_no_model_is_loaded(tmp_path: Path):
 import sys
 from shallowdraft.bench.levels import KIND
 from shallowdraft.cli import main
-from shallowdraft.commands.study import Study
+from shallowdraft.commands.study import StudyCommand
 from shallowdraft.errors import RecordError
 assert main(["report", {str(run)!r}]) == 0
 assert "torch" not in sys.modules
@@ -364,7 +364,7 @@ def test_what_to_install_is_said(tmp_path: Path, capsys, monkeypatch: pytest.Mon
 
 def test_the_demo_ends_with_a_report(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     run = make_run(tmp_path / "run")
-    monkeypatch.setattr(Study, "run", lambda _: 0)
+    monkeypatch.setattr(StudyCommand, "run", lambda _: 0)
     assert main(["demo", "--out", str(run)]) == 0
     assert f"the report is in {run / 'report.html'}" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "shallowdraft.report.page", None)

@@ -9,7 +9,7 @@ import vl_convert
 from made_run import prediction
 
 from shallowdraft.cost import Iteration, Prediction, Silence
-from shallowdraft.report.what_if import EXPRESSIONS, SLIDERS
+from shallowdraft.report.sections.what_if import EXPRESSIONS, SLIDERS
 
 POINTS = [prediction(at, lookahead) for at in (0, 3, 15) for lookahead in (1, 2, 7, 32)]
 POINTS.append(replace(POINTS[-2], silence=Silence(200, 0.3, 0.1)))

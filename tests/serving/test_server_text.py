@@ -13,13 +13,13 @@ from tokenizer_kinds import tokenizer_of
 import shallowdraft as sd
 from shallowdraft.models import templates
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 
 @pytest.mark.parametrize("kind", ["llama", "unigram", "byte-level"])
 def test_answers_begin_with_their_space(kind: str):
     tokenizer = tokenizer_of(kind)
-    shape = replace(parse("2x32/2h/48", vocab=len(tokenizer)), context=300)
+    shape = replace(parse_shape("2x32/2h/48", vocab=len(tokenizer)), context=300)
     target = sd.Model("m", random_decoder(shape, seed=2, scale=2.0), tokenizer)
     ids = tokenizer.encode("She was called Lily.", add_special_tokens=False)
     with in_thread(target, target, longest=200, prompt_tokens=60, tokens=40) as (_, url):
@@ -43,7 +43,7 @@ def test_a_template_that_never_ends_keeps_nobody_else_waiting(monkeypatch):
     ends = "{% if messages[0].content == 'end' %}{{ 1 / 0 }}{% endif %}"
     tokenizer = copy.copy(tokenizer_of("byte-level"))
     tokenizer.chat_template = ends + "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    target = sd.Model("m", random_decoder(parse("1x32/2h/48", vocab=len(tokenizer))), tokenizer)
+    target = sd.Model("m", random_decoder(parse_shape("1x32/2h/48", vocab=len(tokenizer))), tokenizer)
     renderer = templates.Renderer()
     monkeypatch.setattr(templates, "LONGEST_S", 4.0)
     monkeypatch.setattr(templates, "_renderer", lambda: renderer)

@@ -12,7 +12,7 @@ import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.errors import PromptError
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.accuracy import Accuracy, Question, Score, claim, load_questions, score
 
 SHAPE = ModelShape(2, 64, 4, 96, 400, context=64)

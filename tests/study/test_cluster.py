@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.building.corpus import open_store
+from shallowdraft.building.token_store import open_store
 from shallowdraft.cli import main
 from shallowdraft.errors import ClusterError, OptionError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts
-from shallowdraft.replay.traces import read_trace
-from shallowdraft.shapes import parse
+from shallowdraft.replay.trace import read_trace
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import proposers
 from shallowdraft.study.cluster import Cluster, Here
 from shallowdraft.study.search import Builder, Candidate, Search, plan_rungs, write_text
@@ -148,7 +148,7 @@ def test_a_study_loses_nothing_with_a_worker(address: str, tmp_path: Path):
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pair/target`, `pair/draft` and a trace `t`, by paths that hold in the test's folder alone."""
     monkeypatch.chdir(tmp_path)
-    made = make_pair(parse("4x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8)
+    made = make_pair(parse_shape("4x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512), 0.8)
     made.target.tokenizer.eos_token = made.target.tokenizer.convert_ids_to_tokens(511)  # documents begin after it
     made.save(Path("pair"))
     recorded = ["record", "--target", "pair/target", "--prompts", "zoo", "--limit", "4", "--max-new-tokens", "16"]

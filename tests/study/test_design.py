@@ -19,13 +19,13 @@ from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.portable import require_portable
 from shallowdraft.profiling.latency import KIND, read_profile
-from shallowdraft.profiling.law import LatencyLaw, layer_weights, trial_shapes
+from shallowdraft.profiling.latency_model import LatencyLaw, layer_weights, trial_shapes
 from shallowdraft.records import Records
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study.design import design, enumerate_shapes
 from shallowdraft.study.search import choose_candidates, plan_rungs
 
-PARENT = parse("12x256/4h/688", vocab=1024)
+PARENT = parse_shape("12x256/4h/688", vocab=1024)
 LAW = LatencyLaw(1e-5, 1e-6, 2e-5, 1e-11, 0.0)
 
 
@@ -50,7 +50,7 @@ def profile(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "opt-350m", "tiny-llama-1.1b", "llama-7b", "4x64/8h/4kv/96"])
 def test_every_shape_can_be_pruned_to_and_loaded(name: str):
-    parent = parse(name)
+    parent = parse_shape(name)
     shapes = enumerate_shapes(parent)
     for shape in (*shapes, *trial_shapes(parent)):
         require_reachable(parent, shape)
@@ -86,7 +86,7 @@ def test_rungs_share_the_tokens():
 
 
 def test_candidates_come_from_all_parents_and_could_win(profile: Path):
-    parents = {"deep": PARENT, "flat": parse("2x256/4h/688", vocab=1024)}
+    parents = {"deep": PARENT, "flat": parse_shape("2x256/4h/688", vocab=1024)}
     found = choose_candidates(parents, LAW, read_profile(profile), 64, range(1, 9), 2000.0, 6)
     assert {one.parent for one in found} == {"deep", "flat"}
     assert len(found) == len({one.name for one in found}) <= 6
@@ -97,7 +97,7 @@ def test_candidates_come_from_all_parents_and_could_win(profile: Path):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    pair = make_pair(parse("4x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8)
+    pair = make_pair(parse_shape("4x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512), 0.8)
     pair.target.tokenizer.eos_token = pair.target.tokenizer.convert_ids_to_tokens(511)  # documents begin after it
     pair.save(folder)
     return folder

@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.timing import MachineState
-from shallowdraft.decoding.ways import Way
 from shallowdraft.profiling import latency
 from shallowdraft.records import Record, Records
-from shallowdraft.replay.replays import Counted
-from shallowdraft.replay.traces import Output, Trace
+from shallowdraft.replay.result import Counted
+from shallowdraft.replay.trace import Output, Trace
 from shallowdraft.study import live
 from shallowdraft.study.forecast import forecast_at
 from shallowdraft.study.live import AGAIN, KIND, LiveRuns, measured, run_live
 
-SMALL, LARGE, COPIES = Way("1x256", 1), Way("4x128", 1), Way("", 8, "ngram")
+SMALL, LARGE, COPIES = Candidate("1x256", 1), Candidate("4x128", 1), Candidate("", 8, "ngram")
 PLAIN_S = (0.0020, 0.0022, 0.0021, 0.0025, 0.0023, 0.0024)
 TOKENS, ITERATIONS = 60, 40
 
@@ -32,17 +32,21 @@ def outputs(count: int = 6, longest: int = 100) -> list[Output]:
     ]
 
 
-def run(at: int, way: Way, iteration_s: float, *plain_s: float, **more: object) -> Record:
+def run(at: int, candidate: Candidate, iteration_s: float, *plain_s: float, **more: object) -> Record:
     """On a prompt; an iteration takes so long, and a plain token before and after."""
     made = {"emitted": TOKENS, "iterations": ITERATIONS, "seconds": ITERATIONS * iteration_s, "tie": True}
     states = {"states": [asdict(MachineState(one)) for one in plain_s]}
-    return {"set": "zoo", "id": f"books-{at}", "round": 0} | asdict(way) | made | states | more
+    return {"set": "zoo", "id": f"books-{at}", "round": 0} | asdict(candidate) | made | states | more
 
 
-def calm(ways: Sequence[Way] = (SMALL, LARGE)) -> list[Record]:
+def calm(candidates: Sequence[Candidate] = (SMALL, LARGE)) -> list[Record]:
     """Every prompt as it is on a machine of one's own: an iteration takes 1.2 or 1.3 plain tokens."""
     ratios = {SMALL: 1.3, LARGE: 1.2, COPIES: 1.1}
-    return [run(at, way, ratios[way] * one, one, one) for at, one in enumerate(PLAIN_S) for way in ways]
+    return [
+        run(at, candidate, ratios[candidate] * one, one, one)
+        for at, one in enumerate(PLAIN_S)
+        for candidate in candidates
+    ]
 
 
 def said(path: Path, rows: Sequence[Record], chosen: Sequence[Output]) -> LiveRuns:
@@ -89,8 +93,8 @@ def test_a_run_that_was_taken_again_counts_as_it_was_then(tmp_path: Path):
     found = said(tmp_path / "again", [*stalled_on_4(), *again, run(4, SMALL, 0.001, 0.0023, 0.0023)], outputs())
     assert found.stalled == []
     calmly = said(tmp_path / "calm", calm(), outputs())
-    for way in (SMALL, LARGE):
-        assert found.by_way[way].speed_up == pytest.approx(calmly.by_way[way].speed_up)
+    for candidate in (SMALL, LARGE):
+        assert found.by_way[candidate].speed_up == pytest.approx(calmly.by_way[candidate].speed_up)
 
 
 def test_an_undisturbed_run_is_what_its_sums_say(tmp_path: Path):
@@ -111,7 +115,7 @@ def test_an_undisturbed_run_is_what_its_sums_say(tmp_path: Path):
     ],
 )
 def test_prompts_that_are_slow_by_nature_are_kept(tmp_path: Path, odd: Record, longest: int):
-    rows = [row for row in calm((Way.of(odd),)) if row["id"] != "books-5"]
+    rows = [row for row in calm((Candidate.of(odd),)) if row["id"] != "books-5"]
     assert said(tmp_path / "odd", [*rows, odd], outputs(longest=longest)).stalled == []
 
 
@@ -141,7 +145,7 @@ def test_one_prompt_that_is_left_says_nothing(tmp_path: Path):
 
 def test_ways_of_another_plan_do_not_count(tmp_path: Path):
     """Nobody takes their stalls again."""
-    other = [run(at, Way("2x192", 4), 0.5 if at < 2 else 0.003, one, one) for at, one in enumerate(PLAIN_S)]
+    other = [run(at, Candidate("2x192", 4), 0.5 if at < 2 else 0.003, one, one) for at, one in enumerate(PLAIN_S)]
     assert said(tmp_path / "more", [*other, *calm()], outputs()) == said(tmp_path / "calm", calm(), outputs())
 
 
@@ -152,7 +156,7 @@ def test_outputs_of_stalled_runs_are_compared_too(tmp_path: Path):
 
 def test_prompts_of_another_plan_do_not_count(tmp_path: Path):
     """And a way that was not run on all prompts of this one has nothing to be compared by."""
-    rows = [row for row in calm() if Way.of(row) == SMALL or row["id"] == "books-0"]
+    rows = [row for row in calm() if Candidate.of(row) == SMALL or row["id"] == "books-0"]
     found = said(tmp_path / "more", rows, outputs(3))
     few = [row for row in calm((SMALL,)) if row["id"] in ("books-0", "books-1", "books-2")]
     assert found == said(tmp_path / "few", few, outputs(3))

@@ -9,7 +9,7 @@ import pytest
 
 from shallowdraft.cli import main
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import live
 
 SETTINGS = ["--lookaheads", "2:2", "--max-new-tokens", "16", "--rounds", "1", "--dtype", "float32", "--json"]
@@ -19,7 +19,7 @@ SETTINGS = ["--lookaheads", "2:2", "--max-new-tokens", "16", "--rounds", "1", "-
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two pairs of the same shapes and vocabulary: in one the draft agrees often, in the other hardly ever."""
     folder = tmp_path_factory.mktemp("made")
-    shapes = parse("2x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512)
+    shapes = parse_shape("2x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512)
     make_pair(*shapes, 0.9).save(folder / "one")
     make_pair(*shapes, 0.1, seed=5).save(folder / "two")
     lines = [{"prompt": f"Prompt {number} about {number * 7}", "id": str(number)} for number in range(4)]

@@ -16,16 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shallowdraft as sd
-from shallowdraft.building.corpus import train_tokenizer
 from shallowdraft.building.importance import measure_importance
 from shallowdraft.building.pruning import carve, choose, layer_candidates, require_reachable
+from shallowdraft.building.tokenizer import train_tokenizer
 from shallowdraft.export.advice import Advice
 from shallowdraft.export.engines import FAMILIES
 from shallowdraft.export.export import export
 from shallowdraft.models.checkpoint import read_shape
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.profiling.law import RANDOM, shape_of, trial_shapes
-from shallowdraft.shapes import ModelShape, Rope
+from shallowdraft.profiling.latency_model import RANDOM, shape_of, trial_shapes
+from shallowdraft.shapes.llama import Rope
+from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.design import enumerate_shapes
 
 VOCABULARY, CONTEXT = 320, 64

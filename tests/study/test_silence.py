@@ -15,21 +15,21 @@ import shallowdraft as sd
 from shallowdraft import cost
 from shallowdraft.cli import main
 from shallowdraft.cost import Silence
+from shallowdraft.decoding.candidate import Candidate, drafting
 from shallowdraft.decoding.timing import MachineState, time_beside_plain
-from shallowdraft.decoding.ways import Way, drafting
 from shallowdraft.errors import RecordError
 from shallowdraft.export.advice import advise
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
 from shallowdraft.profiling.latency import KIND, Profile, measure, points, read_profile
 from shallowdraft.records import Records
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.ranks import replay_trees
-from shallowdraft.replay.replays import Replay
-from shallowdraft.replay.traces import Trace, read_trace
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.result import Replay
+from shallowdraft.replay.trace import Trace, read_trace
+from shallowdraft.replay.tree import replay_trees
 from shallowdraft.report.page import page_of
 from shallowdraft.report.reading import read_run
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study.forecast import forecast, forecast_at
 
 CONTEXTS = {"target": 512, "draft": 256, "tiny": 20}
@@ -46,7 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = LlamaConfig(**sizes, **heads, bos_token_id=None, eos_token_id=None, pad_token_id=None)
     torch.manual_seed(0)
     weights = LlamaForCausalLM(config).state_dict()
-    tokenizer = make_pair(parse("1x32/2h/48", vocab=512), parse("1x32/2h/48", vocab=512), 0.8).target.tokenizer
+    tokenizer = make_pair(
+        parse_shape("1x32/2h/48", vocab=512), parse_shape("1x32/2h/48", vocab=512), 0.8
+    ).target.tokenizer
     for name, context in CONTEXTS.items():
         own = copy.deepcopy(config)
         own.max_position_embeddings = context
@@ -75,8 +77,8 @@ def models(folder: Path) -> dict[str, sd.Model]:
 
 
 def live(target: sd.Model, draft: sd.Model, found: Replay, size: int) -> list[sd.Generation]:
-    options = found.way(size).options({(found.way(size).drafter, found.draft): {"draft": draft}})
-    options["drafter"] = found.way(size).drafter
+    options = found.candidate(size).options({(found.candidate(size).drafter, found.draft): {"draft": draft}})
+    options["drafter"] = found.candidate(size).drafter
     outputs = found.trace.outputs
     runs = [sd.generate(target, output.prompt, max_new_tokens=NEW_TOKENS, **options) for output in outputs]
     assert [run.token_ids for run in runs] == [output.output for output in outputs]
@@ -90,7 +92,7 @@ def test_replay_knows_the_iterations_in_which_a_draft_is_silent(
 ):
     draft = models["draft"]
     found = replay(draft, trace) if drafter == "model" else replay_trees(draft, trace, [size])
-    depth, nodes = found.way(size).lookahead, size
+    depth, nodes = found.candidate(size).lookahead, size
     runs = live(models["target"], draft, found, size)
     assert found.proposed(size).keys() == {depth, 0}
     drafting = [run.stats.drafted / nodes for run in runs]
@@ -196,11 +198,11 @@ def test_samples_in_which_a_draft_was_silent_are_no_times(models: dict[str, sd.M
 
 def test_every_iteration_that_is_timed_drafts(models: dict[str, sd.Model]):
     """Up to the last place where there is room for one proposal, and in a target without any room behind it."""
-    ways = [{"draft": models["draft"], "lookahead": lookahead} for lookahead in (1, 16)]
+    candidates = [{"draft": models["draft"], "lookahead": lookahead} for lookahead in (1, 16)]
     prompt = torch.arange(256 - 16 - 1).tolist()
-    found = time_beside_plain(models["target"], [prompt], ways, warm_up=2, count=6, turns=1)
+    found = time_beside_plain(models["target"], [prompt], candidates, warm_up=2, count=6, turns=1)
     assert all(times.draft_s > 0 for (_, times, _) in found[0])
-    full = time_beside_plain(models["draft"], [prompt], ways, warm_up=2, count=6, turns=1)
+    full = time_beside_plain(models["draft"], [prompt], candidates, warm_up=2, count=6, turns=1)
     assert all(times.draft_s > 0 for (_, times, _) in full[0])
 
 
@@ -211,8 +213,8 @@ def test_a_profile_is_taken_where_models_have_room(folder: Path, tmp_path: Path,
     said = capsys.readouterr().err
     assert f"{draft} is timed at contexts 64 247: it has one of 256 tokens" in said
     profile = read_profile(Path(out))
-    ways = [Way.with_draft(sd.load_draft(draft), lookahead) for lookahead in (1, 8)]
-    assert set(profile.samples) == set(points(ways, [64, 247], [1]))
+    candidates = [Candidate.with_draft(sd.load_draft(draft), lookahead) for lookahead in (1, 8)]
+    assert set(profile.samples) == set(points(candidates, [64, 247], [1]))
     assert profile.notes == []
     assert all(row["draft_s"] > 0 for rows in profile.samples.values() for row in rows)
     assert main(["predict", "--trace", str(folder / "trace.jsonl"), "--profile", out, "--json"]) == 0
@@ -268,7 +270,7 @@ def test_an_interrupted_profile_says_so_until_it_is_whole(
     target, draft, path = models["target"], models["draft"], tmp_path / "profile"
     name = str(folder / "draft")
     monkeypatch.setattr(sys, "argv", ["shallowdraft", "profile", "--draft", name])
-    wanted = points([Way(name, d) for d in (1, 4)], [64], [1])
+    wanted = points([Candidate(name, d) for d in (1, 4)], [64], [1])
     steps = measure(target, drafting({name: draft}), wanted, path, 2)
     list(islice(steps, 1))  # of two rounds
     steps.close()

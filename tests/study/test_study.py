@@ -19,17 +19,17 @@ from conftest import random_heads
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.commands.study import parse_lookaheads
+from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.timing import MachineState
-from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import OptionError
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
 from shallowdraft.records import Record, Records
-from shallowdraft.replay.replays import Counted
-from shallowdraft.replay.traces import Output, Trace, read_trace
-from shallowdraft.shapes import parse
+from shallowdraft.replay.result import Counted
+from shallowdraft.replay.trace import Output, Trace, read_trace
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import live
 from shallowdraft.study.forecast import forecast, forecast_at
 from shallowdraft.study.live import measured
@@ -39,8 +39,8 @@ from shallowdraft.study.live import measured
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target and a draft of it; another pair whose vocabulary is not theirs."""
     folder = tmp_path_factory.mktemp("models")
-    make_pair(parse("3x64/2h/96", vocab=512), parse("1x64/2h/96", vocab=512), 0.8).save(folder)
-    make_pair(parse("2x64/2h/96", vocab=4096), parse("1x64/2h/96", vocab=4096), 0.8).save(folder / "other")
+    make_pair(parse_shape("3x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512), 0.8).save(folder)
+    make_pair(parse_shape("2x64/2h/96", vocab=4096), parse_shape("1x64/2h/96", vocab=4096), 0.8).save(folder / "other")
     lines = [{"prompt": f"Prompt {number} about {number * 7}", "id": str(number)} for number in range(8)]
     (folder / "few.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -168,8 +168,8 @@ def test_fewer_prompts_in_the_same_folder_are_a_study_of_their_own(models: Path,
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert ran(row)["tar"] == pytest.approx(row["tar"])
     outputs = read_trace(run / "trace.jsonl").outputs[:3]
-    way = Way.of({name: row[name] for name in ("draft", "lookahead", "digest", "dtype")})
-    runs = measured(run / "live.jsonl", outputs, [way])
+    candidate = Candidate.of({name: row[name] for name in ("draft", "lookahead", "digest", "dtype")})
+    runs = measured(run / "live.jsonl", outputs, [candidate])
     (its,) = (runs.by_way | runs.impossible).values()
     assert ran(row).items() >= json.loads(json.dumps(its.to_json())).items()
     assert set(its.states) <= {output.key[:2] for output in outputs}
@@ -273,8 +273,8 @@ def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
         times = {"plain_s": 1.0, "handover_s": 0.0, "arithmetic_s": 0.0, "draft_s": 0.1, "rest_s": 0.2}
         file.append(place | times | {"target_s": target_s, "round": 0, "turn": 0})
     trace = Trace("t", {}, Sampling(), [Output("0", "few", 0, [1], [1, 2, 3, 4, 5])])
-    way = Way("n-gram", 3, "ngram")
-    found = Counted("n-gram", trace, {3: way}, {3: [[2, 0, 0, 0]]}, {3: [[3, 0, 0, 0]]})
+    candidate = Candidate("n-gram", 3, "ngram")
+    found = Counted("n-gram", trace, {3: candidate}, {3: [[2, 0, 0, 0]]}, {3: [[3, 0, 0, 0]]})
     one = forecast(found, latency.read_profile(tmp_path / "p"))[3]
     assert one.tar == 2.0
     assert asdict(one.iteration) == pytest.approx({"draft_s": 0.1, "target_s": (1.6 + 1.0) / 2, "rest_s": 0.1})

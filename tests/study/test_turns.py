@@ -8,23 +8,25 @@ from pathlib import Path
 import pytest
 
 from shallowdraft.decoding import timing
-from shallowdraft.decoding.generation import Generation, Options, Run, Settings, generate
-from shallowdraft.decoding.ways import Way, drafting
+from shallowdraft.decoding.candidate import Candidate, drafting
+from shallowdraft.decoding.generate import Run, generate
+from shallowdraft.decoding.options import Options, Settings
+from shallowdraft.decoding.results import Generation
 from shallowdraft.models.synthetic import Pair, make_pair
 from shallowdraft.profiling import latency
 from shallowdraft.records import Records
-from shallowdraft.replay.traces import Output
-from shallowdraft.shapes import parse
+from shallowdraft.replay.trace import Output
+from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import live
 from shallowdraft.study.live import KIND, run_live
 
-WAYS = [Way("draft", lookahead) for lookahead in (1, 2, 3)]
+WAYS = [Candidate("draft", lookahead) for lookahead in (1, 2, 3)]
 PLAIN = 0
 
 
 @pytest.fixture(scope="module")
 def synthetic() -> Pair:
-    return make_pair(parse("2x32/2h/48", vocab=320), parse("1x32/2h/48", vocab=320), 0.8)
+    return make_pair(parse_shape("2x32/2h/48", vocab=320), parse_shape("1x32/2h/48", vocab=320), 0.8)
 
 
 @pytest.fixture(scope="module")

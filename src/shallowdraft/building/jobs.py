@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shallowdraft.building import sharding
-from shallowdraft.building.continuations import continuations
+from shallowdraft.building import data_parallel
+from shallowdraft.building.generated_text import continuations
 from shallowdraft.building.losses import OBJECTIVES
 from shallowdraft.errors import OptionError
 from shallowdraft.models.decoder import Decoder
@@ -105,10 +105,10 @@ class Distil(Pretrain):
 
     def _rolled_out(self, model: Decoder, tokens: Tensor) -> Tensor:
         """Rows [B, T + 1], by chance some with their second half written by the draft."""
-        draws = np.random.default_rng([self.seed, self._step, sharding.rank(), self._calls])
+        draws = np.random.default_rng([self.seed, self._step, data_parallel.rank(), self._calls])
         self._calls += 1
         chosen = torch.from_numpy(draws.random(len(tokens)) < self.rollout).to(tokens.device)
-        whole = sharding.gathered(model)  # by all processes, even where no row was chosen
+        whole = data_parallel.gathered(model)  # by all processes, even where no row was chosen
         if not chosen.any():
             return tokens
         given = (tokens.shape[1] + 1) // 2

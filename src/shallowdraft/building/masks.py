@@ -26,7 +26,7 @@ from shallowdraft.building.jobs import Distil
 from shallowdraft.building.pruning import Cut, require_reachable
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 TEMPERATURE = 2 / 3
 STRETCH = 0.1  # a gate's law reaches this far beyond 0 and 1, and is cut there

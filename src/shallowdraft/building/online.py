@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shallowdraft.building.losses import forward_kl
-from shallowdraft.decoding.generation import Generation
+from shallowdraft.decoding.results import Generation
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder

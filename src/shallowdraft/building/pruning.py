@@ -14,7 +14,7 @@ from shallowdraft.building.importance import Importance
 from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.shapes import ModelShape, child_shape
+from shallowdraft.shapes.shape import ModelShape, child_shape
 
 MOST_CANDIDATES = 6
 

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shallowdraft.building import sharding
-from shallowdraft.building.balance import Balance
-from shallowdraft.building.corpus import Batches
+from shallowdraft.building import data_parallel
+from shallowdraft.building.batches import Batches
+from shallowdraft.building.domain_weights import Balance
 from shallowdraft.building.jobs import Job, Trained, cross_entropy
 from shallowdraft.building.losses import acceptance, tar_from_runs
-from shallowdraft.building.resuming import RunState
+from shallowdraft.building.run_state import RunState
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 SAVE_EVERY_S = 30.0
 SAVING_SHARE = 0.05  # of the time at most, where it is saved because time has passed
@@ -127,7 +127,7 @@ def train(
     model.requires_grad_(True).train()
     if isinstance(model, Decoder):
         model.recompute = recompute
-        sharding.shard(model)
+        data_parallel.shard(model)
     optimiser = _optimiser(model, job, recipe)
     description = {"shape": model.shape.to_config(), **job.description, "recipe": asdict(recipe)}
     run = RunState(folder, model, job.learned, optimiser, batches, description)
@@ -137,12 +137,12 @@ def train(
         begin_s = time.perf_counter()
         job.begin(step, recipe.steps)
         optimiser.param_groups[0]["lr"] = recipe.rate(step)
-        tokens = torch.from_numpy(sharding.own_rows(batches.next())).to(model.device)
+        tokens = torch.from_numpy(data_parallel.own_rows(batches.next())).to(model.device)
         loss = _accumulate(job, loss_of, model, tokens, recipe)
         if (penalty := job.penalty()) is not None:
             penalty.backward()
-        sharding.average_gradients(job.learned)
-        norm = sharding.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)).item()
+        data_parallel.average_gradients(job.learned)
+        norm = data_parallel.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)).item()
         best, worse = min(best, loss), worse + 1 if loss > DIVERGED * best and not job.may_rise else 0
         if not math.isfinite(loss + norm) or worse >= PATIENCE:
             raise TrainingError(
@@ -162,13 +162,15 @@ def train(
         speed = recipe.rows * recipe.sequence / (time.perf_counter() - begin_s)
         record = Step(step + 1, recipe.steps, loss, norm, recipe.rate(step), done, speed, details)
         run.log(asdict(record))
-        due = (step + 1) % recipe.save_every == 0 or sharding.agreed(run.due(SAVE_EVERY_S, SAVING_SHARE), model.device)
+        due = (step + 1) % recipe.save_every == 0 or data_parallel.agreed(
+            run.due(SAVE_EVERY_S, SAVING_SHARE), model.device
+        )
         if saved := step + 1 == recipe.steps or (due and not worse):
             run.save(step + 1, best)
         try:
             yield record
         except GeneratorExit:
-            if not saved and not worse and sharding.processes() == 1:
+            if not saved and not worse and data_parallel.processes() == 1:
                 run.save(step + 1, best)
             raise
     model.requires_grad_(False).eval()
@@ -192,10 +194,10 @@ def _accumulate(
             with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.device.type == "cuda"):
                 losses = loss_of(model, rows)
             # Gradients are averaged over processes, so each counts its own rows that many times.
-            share = losses.float().sum() * sharding.processes() / (recipe.rows * recipe.sequence)
+            share = losses.float().sum() * data_parallel.processes() / (recipe.rows * recipe.sequence)
             share.backward()
         total += share.detach()
-    return sharding.mean(total)
+    return data_parallel.mean(total)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accuracy(DraftCommand):
+class AccuracyCommand(DraftCommand):
     """MMLU and HellaSwag accuracy by the likelihood of choices, with 95 % intervals; with --trace also against TAR.
 
     Where no draft is above chance, the loss on the right answers stands in for it.
@@ -38,8 +38,8 @@ class Accuracy(DraftCommand):
 
     def run(self) -> int:
         from shallowdraft.commands.progress import follow
-        from shallowdraft.replay.acceptance import replay
-        from shallowdraft.replay.traces import read_trace
+        from shallowdraft.replay.model import replay
+        from shallowdraft.replay.trace import read_trace
         from shallowdraft.study.accuracy import Score, claim, load_questions, score
 
         if not self.draft or not 1 <= self.lookahead <= 32 or (self.limit is not None and self.limit < 1):

@@ -20,7 +20,7 @@ ENOUGH = 0.8  # of the requests that are to be under way
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Command):
+class BenchCommand(Command):
     """Measure any server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, TensorRT-LLM or our own.
 
     Streamed requests, so many at a time: time to the first token, time between tokens, tokens a second, and tokens an

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from shallowdraft.commands.options import DraftCommand
 from shallowdraft.commands.report import FILE, write_report
-from shallowdraft.commands.study import Study
+from shallowdraft.commands.study import StudyCommand
 from shallowdraft.errors import CheckpointError, OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo(DraftCommand):
-    """Study the models that ship with the package: which draft is fastest here, and does it pay? No download.
+class DemoCommand(DraftCommand):
+    """StudyCommand the models that ship with the package: which draft is fastest here, and does it pay? No download.
 
     The target is among the drafts: as a draft it has weights of 8 bits. The same as `shallowdraft study --target
     zoo:target --drafts zoo:… --prompts zoo --lookaheads 1:8 --out demo` and `shallowdraft report demo`; takes about two
@@ -27,7 +27,7 @@ class Demo(DraftCommand):
         drafts = tuple(f"zoo:{name}" for name in zoo.names())
         if not drafts:
             raise CheckpointError("the zoo is empty; build it from a folder of text: make zoo CORPUS=DIR")
-        code = Study(
+        code = StudyCommand(
             target="zoo:target",
             drafts=drafts,
             prompts=("zoo",),

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shallowdraft.profiling.latency import Profile
-    from shallowdraft.profiling.law import LatencyLaw
+    from shallowdraft.profiling.latency_model import LatencyLaw
     from shallowdraft.records import Record
-    from shallowdraft.shapes import ModelShape
+    from shallowdraft.shapes.shape import ModelShape
     from shallowdraft.study.design import Design as Found
     from shallowdraft.study.design import Needed
     from shallowdraft.study.search import Found as Winner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Design(ClusterCommand):
+class DesignCommand(ClusterCommand):
     """Shapes that a parent can be pruned to: how long each would draft here, and what TAR it needs to be worth it.
 
     Times come from a profile with `--shapes auto`. With --trace, the drafts in that profile are replayed, and the TAR
@@ -71,7 +71,7 @@ class Design(ClusterCommand):
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.model import resolve_device
         from shallowdraft.profiling.latency import read_profile, require_machine, require_target
-        from shallowdraft.profiling.law import fit, observations
+        from shallowdraft.profiling.latency_model import fit, observations
         from shallowdraft.study.design import design, enumerate_shapes
 
         if self.search and not (self.trace and self.out):
@@ -116,12 +116,12 @@ class Design(ClusterCommand):
     ) -> int:
         import shutil
 
-        from shallowdraft.building.corpus import open_store
+        from shallowdraft.building.token_store import open_store
         from shallowdraft.commands import training
         from shallowdraft.commands.progress import follow
         from shallowdraft.models.model import load
         from shallowdraft.records import Records
-        from shallowdraft.replay.traces import read_trace
+        from shallowdraft.replay.trace import read_trace
         from shallowdraft.study.search import (
             KIND,
             LINE,
@@ -184,8 +184,8 @@ class Design(ClusterCommand):
     def _best(self, profile: "Profile") -> tuple[dict[str, Any], float]:
         """The fastest of the profile's drafts, by prediction; and the trace's context."""
         from shallowdraft import cost
-        from shallowdraft.replay.acceptance import replay
-        from shallowdraft.replay.traces import read_trace
+        from shallowdraft.replay.model import replay
+        from shallowdraft.replay.trace import read_trace
         from shallowdraft.study.forecast import forecast
 
         assert self.trace is not None

@@ -10,7 +10,7 @@ from shallowdraft.errors import OptionError
 if TYPE_CHECKING:
     import torch
 
-    from shallowdraft.building.workshop import Workshop
+    from shallowdraft.building.stages import Workshop
     from shallowdraft.models.decoder import Decoder
     from shallowdraft.models.model import Model
 
@@ -44,9 +44,9 @@ class DistillingCommand(TrainingCommand):
         self, shop: "Workshop", draft: "Decoder", target: "Model", tokens: int
     ) -> "tuple[Decoder, dict[str, float]]":
         """Find a learning rate unless one is given, train, and measure; the draft in one piece."""
-        from shallowdraft.building import sharding
+        from shallowdraft.building import data_parallel
         from shallowdraft.building.jobs import Distil
-        from shallowdraft.building.workshop import sweep
+        from shallowdraft.building.stages import sweep
 
         shop = self._with_generated(shop, target)
         job = Distil(target.decoder, self.objective, rollout=self.rollout, seed=self.seed)
@@ -59,7 +59,7 @@ class DistillingCommand(TrainingCommand):
         if tokens:
             shop.train("distill", draft, job, recipe)
         measured = shop.validate(draft, target.decoder, self.sequence)
-        return sharding.gathered(draft), measured
+        return data_parallel.gathered(draft), measured
 
     def _with_generated(self, shop: "Workshop", target: "Model") -> "Workshop":
         """The workshop with the target's own text beside the corpus."""
@@ -67,9 +67,9 @@ class DistillingCommand(TrainingCommand):
             return shop
         from rich.progress import Progress
 
-        from shallowdraft.building import sharding
-        from shallowdraft.building.continuations import write_continuations
-        from shallowdraft.building.corpus import TokenStore, open_store
+        from shallowdraft.building import data_parallel
+        from shallowdraft.building.generated_text import write_continuations
+        from shallowdraft.building.token_store import TokenStore, open_store
         from shallowdraft.commands.console import Console
 
         if (passes := self.generated_share * self.tokens / self.generated) > MANY_PASSES:
@@ -78,7 +78,7 @@ class DistillingCommand(TrainingCommand):
                 "with a larger --generated or a smaller --generated-share there is less to learn by heart"
             )
         folder = self.work / "generated"
-        if sharding.is_first() and not (folder / "store.json").exists():
+        if data_parallel.is_first() and not (folder / "store.json").exists():
             prompt = max(1, self.sequence // 8)
             texts = write_continuations(
                 shop.store,
@@ -95,12 +95,12 @@ class DistillingCommand(TrainingCommand):
                 for done in texts:
                     if not isinstance(done, TokenStore):
                         progress.update(task, completed=done)
-        sharding.wait()
+        data_parallel.wait()
         return replace(shop, store=open_store(folder), generated_share=self.generated_share)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(DistillingCommand):
+class DistillCommand(DistillingCommand):
     """Train a draft to agree with its target: the share of tokens that the target accepts is what rises.
 
     Example: shallowdraft distill --draft DIR --target DIR --corpus text --tokens 5000000 --out better-draft

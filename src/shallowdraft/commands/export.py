@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Command):
+class ExportCommand(Command):
     """Write a draft for another engine, with the lookahead that a study found best and the command that starts it.
 
     The draft gets the target's tokenizer and number of token ids. The target is left where it is, unless the engine
@@ -68,7 +68,7 @@ class Export(Command):
         return 0
 
     def _advice(self) -> "Advice":
-        from shallowdraft.decoding.generation import MAX_LOOKAHEAD
+        from shallowdraft.decoding.options import MAX_LOOKAHEAD
         from shallowdraft.export.advice import Advice, advise
 
         if self.lookahead is not None:

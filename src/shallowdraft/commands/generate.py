@@ -10,16 +10,18 @@ import tyro
 
 from shallowdraft.commands.options import DraftCommand, Name, Number
 from shallowdraft.errors import OptionError
-from shallowdraft.shapes import require_one_kind
+from shallowdraft.shapes.shape import require_one_kind
 
 if TYPE_CHECKING:
-    from shallowdraft.decoding.generation import Generation, Options, Stream
+    from shallowdraft.decoding.generate import Stream
+    from shallowdraft.decoding.options import Options
+    from shallowdraft.decoding.results import Generation
     from shallowdraft.decoding.statistics import Statistics
     from shallowdraft.models.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(DraftCommand):
+class GenerateCommand(DraftCommand):
     """Decode a prompt with a target and, if given, a draft: the same output, sooner.
 
     On a terminal the text streams in two colours: accepted draft tokens in green, the target's own plain.
@@ -78,7 +80,7 @@ class Generate(DraftCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
-        from shallowdraft.models import processes
+        from shallowdraft import distributed
         from shallowdraft.prompts import Prompt, load_prompts
 
         self._check()
@@ -95,14 +97,14 @@ class Generate(DraftCommand):
         for prompt in several or [Prompt("", "", self.prompt or "", self.prompt_ids)]:
             given = target.encode_chat(prompt.turn) if self.chat else prompt.content
             pieces = sd.stream(target, given, **options)
-            if self.json_output or not processes.is_first():
+            if self.json_output or not distributed.is_first():
                 _drain(pieces)
             else:
                 spelled = target.tokenizer is not None
                 _show(pieces, prompt.text if several else "", speculative=speculative, spelled=spelled)
             results.append((prompt.id, pieces.result))
-        first = processes.is_first()
-        processes.leave()
+        first = distributed.is_first()
+        distributed.leave()
         if not first:
             return 0
         whole = sd.total([result.stats for _, result in results], one_batch=False)
@@ -115,9 +117,9 @@ class Generate(DraftCommand):
         return 0
 
     def _check(self) -> None:
-        from shallowdraft.decoding.generation import BRANCHING, DRAFTLESS
+        from shallowdraft.decoding.options import BRANCHING, DRAFTLESS
+        from shallowdraft.distributed import launched
         from shallowdraft.models.checkpoint import find_folder, read_shape
-        from shallowdraft.models.processes import launched
 
         if launched() > 1 and not self.tensor_parallel:
             raise OptionError(
@@ -141,8 +143,8 @@ class Generate(DraftCommand):
 
     def _options(self) -> "Options":
         """Of `sd.stream`, less the models; a wrong one is found before those are loaded."""
-        from shallowdraft.decoding.generation import Options, Settings
-        from shallowdraft.study.skips import read_trials
+        from shallowdraft.decoding.options import Options, Settings
+        from shallowdraft.study.skip_search import read_trials
 
         options: Options = {
             "drafter": self.drafter,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads(DistillingCommand):
+class HeadsCommand(DistillingCommand):
     """Train Medusa heads: small layers on the target that guess tokens ahead, instead of a draft model.
 
     The target stays as it is. In OUT there are the weights and how often each guess is right, from which the tree is
@@ -29,7 +29,7 @@ class Heads(DistillingCommand):
     """How many heads: how far they guess beyond the next token."""
 
     def start(self) -> "torch.device":
-        from shallowdraft.building import sharding
+        from shallowdraft.building import data_parallel
 
         if not 1 <= self.count <= MOST_HEADS:
             raise OptionError(f"--count is {self.count}; it must be from 1 to {MOST_HEADS}")
@@ -38,12 +38,12 @@ class Heads(DistillingCommand):
         if self.count >= self.sequence:
             raise OptionError(f"--sequence is {self.sequence}; {self.count} heads need longer ones")
         device = super().start()
-        if sharding.processes() > 1:
+        if data_parallel.processes() > 1:
             raise OptionError("heads are small and trained by one process; leave torchrun out")
         return device
 
     def build(self) -> int:
-        from shallowdraft.building.guesses import train_heads
+        from shallowdraft.building.medusa import train_heads
         from shallowdraft.models.heads import save_heads
         from shallowdraft.models.model import load
 

@@ -10,7 +10,8 @@ import tyro
 
 from shallowdraft.commands.options import ModelCommand
 from shallowdraft.errors import OptionError
-from shallowdraft.shapes import NAMED, ModelShape
+from shallowdraft.shapes.named import NAMED
+from shallowdraft.shapes.shape import ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspect(ModelCommand):
+class InspectCommand(ModelCommand):
     """Print a model's shape with what it costs and, for two models, whether they share a vocabulary.
 
     Reads config, tokenizer and the headers of the weights, not the weights. The shapes of the paper can be given by

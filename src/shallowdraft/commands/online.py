@@ -31,7 +31,7 @@ class Output(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Online(ModelCommand):
+class OnlineCommand(ModelCommand):
     """Decode prompts one after the other; between them the draft learns where the target corrected it.
 
     The output is the target's whatever the draft has learned; it is in OUT/outputs.jsonl. OUT/draft, there once it
@@ -69,9 +69,9 @@ class Online(ModelCommand):
         from shallowdraft.building.online import CURRENT, Habits, OnlineDraft
         from shallowdraft.commands.console import Console
         from shallowdraft.commands.record import gather
-        from shallowdraft.decoding.generation import Options
+        from shallowdraft.decoding.options import Options
         from shallowdraft.records import Records
-        from shallowdraft.replay.traces import fitted
+        from shallowdraft.replay.trace import fitted
 
         if self.every < 1 or self.budget < 0:
             raise OptionError("--every is at least 1, --budget at least 0")

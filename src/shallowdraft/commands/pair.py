@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shallowdraft import shapes
 from shallowdraft.commands.options import ModelCommand, Number
 from shallowdraft.errors import OptionError
 from shallowdraft.portable import require_portable
+from shallowdraft.shapes.notation import parse_shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair(ModelCommand):
+class PairCommand(ModelCommand):
     """Make a synthetic target and draft that agree on a chosen share of tokens: full work, known output, no training.
 
     Example: shallowdraft pair --target-shape 11x640/10h/1728 --draft-shape 2x256/4h/688 --agreement 0.8 --out pair
@@ -46,7 +46,7 @@ class Pair(ModelCommand):
         if any((out / role).exists() for role in ("target", "draft")):
             raise OptionError(f"{out} already holds a target or a draft; name another folder")
         target, draft = (
-            shapes.parse(shape, vocab=self.vocab, context=self.context)
+            parse_shape(shape, vocab=self.vocab, context=self.context)
             for shape in (self.target_shape, self.draft_shape)
         )
         for shape in (target, draft):

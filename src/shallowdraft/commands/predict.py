@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(DraftCommand):
+class PredictCommand(DraftCommand):
     """Throughput, best lookahead and a verdict, from what `replay` and `profile` know, or from numbers you type in.
 
     shallowdraft predict --trace trace.jsonl --profile profile.jsonl
@@ -84,8 +84,8 @@ class Predict(DraftCommand):
         from shallowdraft import cost
         from shallowdraft.commands.progress import notes
         from shallowdraft.profiling.latency import read_profile, require_machine, require_target
-        from shallowdraft.replay.acceptance import replay
-        from shallowdraft.replay.traces import read_trace
+        from shallowdraft.replay.model import replay
+        from shallowdraft.replay.trace import read_trace
         from shallowdraft.study.forecast import forecast, interval
 
         assert self.trace is not None

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from shallowdraft.models.model import Model
     from shallowdraft.profiling.latency import Point
     from shallowdraft.profiling.latency import Profile as Measured
-    from shallowdraft.shapes import ModelShape
+    from shallowdraft.shapes.shape import ModelShape
 
 FEW = (2, 8)  # lookaheads at which shapes are timed
 SHOWN = (1, 2, 3, 4, 6, 8, 16)  # in the table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(DraftCommand):
+class ProfileCommand(DraftCommand):
     """Time a target and drafts on this machine: iterations by draft, lookahead, context and batch size.
 
     Each sample stands between two of plain decoding, so that a machine that others use too does not blur the ratio.
@@ -52,7 +52,7 @@ class Profile(DraftCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow, notes
-        from shallowdraft.decoding.ways import drafting
+        from shallowdraft.decoding.candidate import drafting
         from shallowdraft.profiling.latency import intend, measure, read_profile
 
         if not (self.draft or self.shapes):
@@ -87,15 +87,15 @@ class Profile(DraftCommand):
     ) -> "dict[str, list[Point]]":
         """Where to time each draft; says where the longest texts that it and the target read decide."""
         from shallowdraft.commands.progress import notes
-        from shallowdraft.decoding.ways import Way
+        from shallowdraft.decoding.candidate import Candidate
         from shallowdraft.models.synthetic import random_precision
         from shallowdraft.profiling.latency import CONTEXTS, fitting, longest_context, points
 
         wanted, cut, reads = {}, {}, target.shape.context
-        ways = {name: Way.with_draft(draft, 1) for name, draft in drafts.items()}
+        candidates = {name: Candidate.with_draft(draft, 1) for name, draft in drafts.items()}
         for name, shape in trials.items():
-            ways[name] = Way(name, 1, dtype=random_precision(shape, target, self.draft_dtype))
-        for name, way in ways.items():
+            candidates[name] = Candidate(name, 1, dtype=random_precision(shape, target, self.draft_dtype))
+        for name, candidate in candidates.items():
             random = name in trials
             held = (trials[name] if random else drafts[name].shape).context
             lookaheads, batches = (FEW, (1,)) if random else (self.lookaheads, self.batches)
@@ -104,7 +104,7 @@ class Profile(DraftCommand):
                 whose = "the target" if reads <= held else "the parent" if random else "it"
                 where = f"at contexts {' '.join(map(str, fit))}: {whose} has one of {min(reads, held):,} tokens"
                 cut["shapes are" if random else f"{name} is"] = where
-            wanted[name] = points([replace(way, lookahead=d) for d in lookaheads], self.contexts or fit, batches)
+            wanted[name] = points([replace(candidate, lookahead=d) for d in lookaheads], self.contexts or fit, batches)
         notes(f"{who} timed {where}" for who, where in cut.items())
         return wanted
 
@@ -116,7 +116,7 @@ class Profile(DraftCommand):
     def _trials(self, parent: "ModelShape") -> "dict[str, ModelShape]":
         """The shapes to time, by the names of drafts with random weights; refused before anything is loaded."""
         from shallowdraft.portable import require_portable
-        from shallowdraft.profiling.law import shape_of, trial_shapes
+        from shallowdraft.profiling.latency_model import shape_of, trial_shapes
         from shallowdraft.records import RANDOM
 
         given = (str(shape) for shape in trial_shapes(parent)) if self.shapes == ("auto",) else self.shapes
@@ -128,7 +128,7 @@ class Profile(DraftCommand):
     def _time_shapes(self, target: "Model", trials: "dict[str, ModelShape]", wanted: "dict[str, list[Point]]") -> None:
         """One after the other, so that one is in memory at a time."""
         from shallowdraft.commands.progress import follow
-        from shallowdraft.decoding.ways import drafting
+        from shallowdraft.decoding.candidate import drafting
         from shallowdraft.models.synthetic import random_draft
         from shallowdraft.profiling.latency import measure
 
@@ -188,7 +188,7 @@ def _cell(profile: "Measured", draft: str, lookahead: int, context: int, batch: 
 
 def _shapes(profile: "Measured", parent: "ModelShape") -> "Iterator[str]":
     """Figure 4, and the law with its residuals."""
-    from shallowdraft.profiling.law import FEWEST, figure_4, fit, observations
+    from shallowdraft.profiling.latency_model import FEWEST, figure_4, fit, observations
     from shallowdraft.records import RANDOM
 
     context = min(point.context for point in profile.samples)

@@ -5,21 +5,22 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from shallowdraft import shapes
 from shallowdraft.commands.distill import DistillingCommand
 from shallowdraft.commands.options import require_decoder_only
 from shallowdraft.commands.training import SWEEP_SHARE, SWEPT, say, say_plan
 from shallowdraft.errors import OptionError
 from shallowdraft.portable import require_portable
+from shallowdraft.shapes.notation import parse_shape
+from shallowdraft.shapes.shape import ModelShape, child_shape
 
 if TYPE_CHECKING:
+    from shallowdraft.building.stages import Workshop
     from shallowdraft.building.training import Recipe
-    from shallowdraft.building.workshop import Workshop
     from shallowdraft.models.decoder import Decoder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prune(DistillingCommand):
+class PruneCommand(DistillingCommand):
     """Carve a draft of exactly the shape you ask for out of a parent, and distil it on the parent.
 
     By importance, several sets of layers are tried and trained a little; the best is trained on. Learned masks
@@ -70,16 +71,16 @@ class Prune(DistillingCommand):
         decoder, measured = self.distil(shop, carved, parent, self.tokens - self._tokens_for_masks)
         return self.finish(replace(parent, name=self.out, decoder=decoder), measured)
 
-    def _shapes(self) -> tuple[shapes.ModelShape, shapes.ModelShape]:
+    def _shapes(self) -> tuple[ModelShape, ModelShape]:
         """The shape that was asked for, and the same as the parent's child; refused before weights are read."""
         from shallowdraft.building.pruning import require_reachable
         from shallowdraft.models.checkpoint import find_folder, read_shape
 
         parent = read_shape(find_folder(self.parent))
-        wanted = shapes.parse(self.shape, vocab=parent.vocab, context=parent.context)
+        wanted = parse_shape(self.shape, vocab=parent.vocab, context=parent.context)
         wanted = replace(wanted, head_dim=parent.head_dim) if "hd" not in self.shape else wanted
         require_reachable(parent, wanted)
-        child = shapes.child_shape(parent, wanted)
+        child = child_shape(parent, wanted)
         require_portable(child, parent)
         return wanted, child
 
@@ -87,23 +88,23 @@ class Prune(DistillingCommand):
     def _tokens_for_masks(self) -> int:
         return round(self.tokens * self.mask_tokens) if self.method == "learned" else 0
 
-    def _recipe_for_masks(self, parent: shapes.ModelShape) -> "Recipe":
+    def _recipe_for_masks(self, parent: ModelShape) -> "Recipe":
         return replace(self.recipe(parent), tokens=self._tokens_for_masks)  # it is the parent that is trained
 
-    def _say_costs(self, parent: shapes.ModelShape, child: shapes.ModelShape) -> None:
+    def _say_costs(self, parent: ModelShape, child: ModelShape) -> None:
         say(
             f"{parent} ({parent.parameters:,} parameters) -> {child} ({child.parameters:,}): reachable; a pass reads "
             f"{child.pass_bytes() / 1e6:,.1f} MB of float32 weights, {child.pass_bytes() / parent.pass_bytes():.0%} of "
             f"the parent's, through {child.layers} of {parent.layers} layers"
         )
 
-    def _plan(self, shop: "Workshop", parent: "Decoder", child: shapes.ModelShape) -> bool:
+    def _plan(self, shop: "Workshop", parent: "Decoder", child: ModelShape) -> bool:
         """Say what it will take; whether to go on."""
         import copy
 
+        from shallowdraft.building.estimate import make_plan
         from shallowdraft.building.jobs import Distil
         from shallowdraft.building.masks import Shear
-        from shallowdraft.building.plan import make_plan
         from shallowdraft.building.pruning import MOST_CANDIDATES
         from shallowdraft.building.training import fresh_decoder
 
@@ -130,8 +131,8 @@ class Prune(DistillingCommand):
             print(json.dumps({"shape": str(child), "parameters": child.parameters, **asdict(plan)}))
         return not self.dry_run
 
-    def _carve(self, shop: "Workshop", parent: "Decoder", wanted: shapes.ModelShape) -> "Decoder":
-        from shallowdraft.building.workshop import prune_by_importance, prune_by_masks
+    def _carve(self, shop: "Workshop", parent: "Decoder", wanted: ModelShape) -> "Decoder":
+        from shallowdraft.building.stages import prune_by_importance, prune_by_masks
 
         if self.method == "importance":
             recipe = self.recipe(wanted)

@@ -12,13 +12,13 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.prompts import Prompt
-    from shallowdraft.replay.traces import Output
+    from shallowdraft.replay.trace import Output
 
 FORMATS = ("completions", "tensors")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(ModelCommand):
+class RecordCommand(ModelCommand):
     """Record what a target writes after each prompt; `replay` then knows the acceptance of any draft from one pass.
 
     Stopped half-way, the same command goes on. A prompt that leaves no room for the new tokens is cut from the left.
@@ -63,7 +63,7 @@ class Record(ModelCommand):
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
         from shallowdraft.decoding.sampling import Sampling
-        from shallowdraft.replay.traces import read_trace, record
+        from shallowdraft.replay.trace import read_trace, record
 
         if self.max_new_tokens < 1 or self.samples < 1 or self.batch < 1:
             raise OptionError("--max-new-tokens, --samples and --batch must be at least 1")
@@ -91,8 +91,8 @@ class Record(ModelCommand):
         from shallowdraft.identity import folder_digest
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.vocabulary import load_tokenizer
-        from shallowdraft.replay.imports import import_completions, import_tensors, write_trace
-        from shallowdraft.replay.traces import vocabulary
+        from shallowdraft.replay.trace import vocabulary
+        from shallowdraft.replay.trace_import import import_completions, import_tensors, write_trace
 
         if self.import_format not in FORMATS:
             raise OptionError(f"--import-format is {self.import_format}; it must be one of {', '.join(FORMATS)}")

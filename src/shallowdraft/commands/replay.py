@@ -15,15 +15,15 @@ from shallowdraft.records import write_whole
 
 if TYPE_CHECKING:
     from shallowdraft.records import Record
-    from shallowdraft.replay.acceptance import Acceptance
-    from shallowdraft.replay.traces import Trace
+    from shallowdraft.replay.model import ModelReplay
+    from shallowdraft.replay.trace import Trace
 
 TOLD = 5  # the lookahead of which more is said
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(ClusterCommand):
+class ReplayCommand(ClusterCommand):
     """Run each draft once over a trace: tokens an iteration (TAR) at every lookahead from 1 to 32, with 95 % intervals.
 
     Under greedy decoding these are the live engine's counts, token for token; under sampling their expectation.
@@ -48,9 +48,9 @@ class Replay(ClusterCommand):
     "acceptance_rate", "drafted", "tar", …}, …]."""
 
     def run(self) -> int:
-        from shallowdraft.decoding.generation import MAX_LOOKAHEAD
+        from shallowdraft.decoding.options import MAX_LOOKAHEAD
         from shallowdraft.models.tree import MOST_NODES
-        from shallowdraft.replay.traces import read_trace
+        from shallowdraft.replay.trace import read_trace
 
         if not self.draft:
             raise OptionError("give --draft with one or more checkpoints")
@@ -89,11 +89,11 @@ class Replay(ClusterCommand):
                     _show_confidence(name, self.lookahead, extra["confidence"])
         return 2 if failed else 0
 
-    def _replay(self, trace: "Trace", name: str) -> "tuple[Acceptance, Record] | ShallowdraftError":
+    def _replay(self, trace: "Trace", name: str) -> "tuple[ModelReplay, Record] | ShallowdraftError":
         """Return a draft's acceptance, with the tree and the confidences that are wanted; or why there is none."""
-        from shallowdraft.replay.acceptance import replay
         from shallowdraft.replay.confidence import replay_confidences
-        from shallowdraft.replay.ranks import replay_ranks
+        from shallowdraft.replay.model import replay
+        from shallowdraft.replay.tree import replay_ranks
 
         more: "Record" = {}
         try:
@@ -110,7 +110,7 @@ class Replay(ClusterCommand):
             return error
 
 
-def _show(found: "list[Acceptance]") -> None:
+def _show(found: "list[ModelReplay]") -> None:
     from shallowdraft.commands.tables import new_table, table_console
 
     trace = found[0].trace

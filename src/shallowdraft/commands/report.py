@@ -14,7 +14,7 @@ MISSING = "the report needs altair and vl-convert; install them: pip install 'sh
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Command):
+class ReportCommand(Command):
     """Make one HTML page of a study: does it pay, which draft, which lookahead, why, what would be better.
 
     It is made from the run's records alone, opens anywhere without a network, and can be made again at any time, also

@@ -19,7 +19,7 @@ KEY_VARIABLE = "SHALLOWDRAFT_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(DraftCommand):
+class ServeCommand(DraftCommand):
     """Serve a target, and a draft if given, to OpenAI's clients: completions, chats, streaming, metrics.
 
     Requests join a running batch between two iterations. Example: shallowdraft serve --target DIR --draft DIR
@@ -91,7 +91,7 @@ class Serve(DraftCommand):
         return Server(*models, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key)
 
     def _check(self) -> None:
-        from shallowdraft.decoding.generation import Settings
+        from shallowdraft.decoding.options import Settings
 
         Settings(lookahead=self.lookahead)
         for name in ("rows", "queue", "max_model_len", "max_prompt_tokens", "max_tokens", "max_body_bytes"):

@@ -11,11 +11,11 @@ from shallowdraft.commands.options import ModelCommand, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
-    from shallowdraft.study.skips import Trial
+    from shallowdraft.study.skip_search import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipSearch(ModelCommand):
+class SkipSearchCommand(ModelCommand):
     """Find which attention and FFN parts a target should skip when it drafts for itself (generate --drafter skip).
 
     Bayesian optimisation of the predicted speed over a greedy trace, beginning with regular patterns. Stopped half-way,
@@ -37,8 +37,8 @@ class SkipSearch(ModelCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
-        from shallowdraft.replay.traces import read_trace
-        from shallowdraft.study.skips import read_trials, search
+        from shallowdraft.replay.trace import read_trace
+        from shallowdraft.study.skip_search import read_trials, search
 
         if self.trials < 1:
             raise OptionError(f"trials is {self.trials}; it must be at least 1")

@@ -24,7 +24,7 @@ Drafter = Literal["model", "tree", "ngram", "skip", "medusa"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study(ClusterCommand):
+class StudyCommand(ClusterCommand):
     """Find the fastest draft and lookahead for a target on this machine: record, replay, profile, predict, verify live.
 
     All raw records are kept in the run's folder. Stopped half-way, the same command goes on; with another draft it
@@ -98,7 +98,7 @@ class Study(ClusterCommand):
     def _check_drafters(self) -> None:
         """Whether each has what it needs, and nothing is given in vain."""
         from shallowdraft.models.tree import MOST_NODES
-        from shallowdraft.replay.ranks import DEEPEST
+        from shallowdraft.replay.tree import DEEPEST
 
         chosen = set(self.drafters)
         if not chosen:
@@ -121,7 +121,7 @@ class Study(ClusterCommand):
     def _skips(self) -> tuple[int, ...] | None:
         if self.skips is None:
             return None
-        from shallowdraft.study.skips import read_trials
+        from shallowdraft.study.skip_search import read_trials
 
         return read_trials(Path(self.skips))[0].skips
 

@@ -22,12 +22,12 @@ from shallowdraft.records import write_whole
 if TYPE_CHECKING:
     import torch
 
-    from shallowdraft.building.corpus import TokenStore
-    from shallowdraft.building.plan import Plan
+    from shallowdraft.building.estimate import Plan
+    from shallowdraft.building.stages import Workshop
+    from shallowdraft.building.token_store import TokenStore
     from shallowdraft.building.training import Recipe, Step
-    from shallowdraft.building.workshop import Workshop
     from shallowdraft.models.model import Model
-    from shallowdraft.shapes import ModelShape
+    from shallowdraft.shapes.shape import ModelShape
 
 _SAME_RESULT = ("debug", "device", "threads", "json_output", "out", "dry_run")  # options that do not change a run
 SWEPT = (0.5, 1.0, 2.0)  # learning rates that are tried, over the one that the width suggests
@@ -93,12 +93,12 @@ class TrainingCommand(ModelCommand):
 
     def start(self) -> "torch.device":
         """Find what is wrong before any work, and join the other processes."""
-        from shallowdraft.building import sharding
+        from shallowdraft.building import data_parallel
         from shallowdraft.models.model import resolve_device
 
         self.recipe()
         self.set_threads()
-        device = sharding.join(resolve_device(self.device))
+        device = data_parallel.join(resolve_device(self.device))
         self._require_same_run()
         return device
 
@@ -155,14 +155,14 @@ class TrainingCommand(ModelCommand):
 
     def begin(self) -> None:
         """Nothing stands in the way of training: from here on the work folder is this run's."""
-        from shallowdraft.building import sharding
+        from shallowdraft.building import data_parallel
 
-        if sharding.is_first():
+        if data_parallel.is_first():
             write_whole(self._record, json.dumps(self._options, indent=2) + "\n")
 
     def workshop(self, tokenizer: Any) -> "Workshop":
-        from shallowdraft.building.corpus import Batches
-        from shallowdraft.building.workshop import Workshop
+        from shallowdraft.building.batches import Batches
+        from shallowdraft.building.stages import Workshop
 
         store = self.store(tokenizer)
         Batches(store, rows=1, sequence=self.sequence, seed=0)  # is there text enough?
@@ -173,15 +173,15 @@ class TrainingCommand(ModelCommand):
 
     def store(self, tokenizer: Any) -> "TokenStore":
         """The corpus in tokens: made once, kept in the work folder."""
-        from shallowdraft.building import sharding
-        from shallowdraft.building.corpus import open_store, write_store
+        from shallowdraft.building import data_parallel
+        from shallowdraft.building.token_store import open_store, write_store
 
         folder = self.work / "tokens"
-        if sharding.is_first() and not self.resumes:
+        if data_parallel.is_first() and not self.resumes:
             say(f"reading {self.corpus}")
             shutil.rmtree(folder, ignore_errors=True)  # of a start that did not come to training
             write_store(Path(self.corpus), tokenizer, folder)
-        sharding.wait()
+        data_parallel.wait()
         store = open_store(folder)
         store.require_tokenizer(tokenizer)
         return store
@@ -194,25 +194,25 @@ class TrainingCommand(ModelCommand):
 
     def conclude(self, save: "Callable[[], None]", about: dict[str, Any], said: str, measured: dict[str, float]) -> int:
         """Save what was trained and say what it is and what it measures: the same if it is asked for once more."""
-        from shallowdraft.building import sharding
+        from shallowdraft.building import data_parallel
 
         if wrong := [name for name, value in measured.items() if not isfinite(value)]:
             raise TrainingError(
                 f"{self.out}: {wrong[0].replace('_', ' ')} of the trained model is {measured[wrong[0]]}; "
                 f"if training did not diverge, its saved state is damaged: remove {self.work} and train again"
             )
-        if sharding.is_first():
+        if data_parallel.is_first():
             result = {"about": about, "said": said, "measured": measured}
             write_whole(self._result, json.dumps(result, indent=2) + "\n")
             save()
             self._say(result)
-        sharding.leave()
+        data_parallel.leave()
         return 0
 
     def _say(self, result: dict[str, Any]) -> None:
-        from shallowdraft.building import sharding
+        from shallowdraft.building import data_parallel
 
-        if not sharding.is_first():
+        if not data_parallel.is_first():
             return
         measured = result["measured"]
         if self.json_output:
@@ -224,10 +224,10 @@ class TrainingCommand(ModelCommand):
 
 def count(name: str, total: int) -> "Iterable[int]":
     """Numbers up to a total, with a line of progress on stderr."""
-    from shallowdraft.building import sharding
+    from shallowdraft.building import data_parallel
     from shallowdraft.commands.progress import shown
 
-    return shown(name, range(total), total) if sharding.is_first() else range(total)
+    return shown(name, range(total), total) if data_parallel.is_first() else range(total)
 
 
 def follow(name: str, steps: "Generator[Step, None, None]") -> None:
@@ -237,18 +237,18 @@ def follow(name: str, steps: "Generator[Step, None, None]") -> None:
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from shallowdraft.building import sharding
+    from shallowdraft.building import data_parallel
     from shallowdraft.commands.console import Console
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     said_s = time.monotonic()
     # Several processes must stop after the same step, and none knows what others were told.
-    noting: AbstractContextManager[list[int]] = noted() if sharding.processes() == 1 else nullcontext([])
+    noting: AbstractContextManager[list[int]] = noted() if data_parallel.processes() == 1 else nullcontext([])
     try:
         with (
             noting as told,
-            Progress(*columns, console=console, disable=not sharding.is_first()) as progress,
+            Progress(*columns, console=console, disable=not data_parallel.is_first()) as progress,
         ):
             task = progress.add_task(name)
             for number, step in enumerate(steps, 1):
@@ -274,8 +274,8 @@ def say_plan(plan: "Plan") -> None:
 
 
 def say(text: str) -> None:
-    from shallowdraft.building import sharding
+    from shallowdraft.building import data_parallel
     from shallowdraft.commands.console import Console
 
-    if sharding.is_first():
+    if data_parallel.is_first():
         Console(stderr=True, highlight=False).print(text, style="dim", soft_wrap=True)

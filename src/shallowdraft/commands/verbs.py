@@ -7,53 +7,53 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, subcommand
 
 from shallowdraft import __doc__ as about
-from shallowdraft.commands.accuracy import Accuracy
-from shallowdraft.commands.bench import Bench
-from shallowdraft.commands.demo import Demo
-from shallowdraft.commands.design import Design
-from shallowdraft.commands.distill import Distill
-from shallowdraft.commands.export import Export
-from shallowdraft.commands.generate import Generate
-from shallowdraft.commands.heads import Heads
-from shallowdraft.commands.inspect import Inspect
-from shallowdraft.commands.online import Online
+from shallowdraft.commands.accuracy import AccuracyCommand
+from shallowdraft.commands.bench import BenchCommand
+from shallowdraft.commands.demo import DemoCommand
+from shallowdraft.commands.design import DesignCommand
+from shallowdraft.commands.distill import DistillCommand
+from shallowdraft.commands.export import ExportCommand
+from shallowdraft.commands.generate import GenerateCommand
+from shallowdraft.commands.heads import HeadsCommand
+from shallowdraft.commands.inspect import InspectCommand
+from shallowdraft.commands.online import OnlineCommand
 from shallowdraft.commands.options import Command
-from shallowdraft.commands.pair import Pair
-from shallowdraft.commands.predict import Predict
-from shallowdraft.commands.pretrain import Pretrain
-from shallowdraft.commands.profile import Profile
-from shallowdraft.commands.prune import Prune
-from shallowdraft.commands.record import Record
-from shallowdraft.commands.replay import Replay
-from shallowdraft.commands.report import Report
-from shallowdraft.commands.serve import Serve
-from shallowdraft.commands.skip_search import SkipSearch
-from shallowdraft.commands.study import Study
-from shallowdraft.commands.zoo import Zoo
+from shallowdraft.commands.pair import PairCommand
+from shallowdraft.commands.predict import PredictCommand
+from shallowdraft.commands.pretrain import PretrainCommand
+from shallowdraft.commands.profile import ProfileCommand
+from shallowdraft.commands.prune import PruneCommand
+from shallowdraft.commands.record import RecordCommand
+from shallowdraft.commands.replay import ReplayCommand
+from shallowdraft.commands.report import ReportCommand
+from shallowdraft.commands.serve import ServeCommand
+from shallowdraft.commands.skip_search import SkipSearchCommand
+from shallowdraft.commands.study import StudyCommand
+from shallowdraft.commands.zoo import ZooCommand
 
 Verb = (
-    Annotated[Study, subcommand("study")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Generate, subcommand("generate")]
-    | Annotated[Serve, subcommand("serve")]
-    | Annotated[Inspect, subcommand("inspect")]
-    | Annotated[Record, subcommand("record")]
-    | Annotated[Replay, subcommand("replay")]
-    | Annotated[Profile, subcommand("profile")]
-    | Annotated[Predict, subcommand("predict")]
-    | Annotated[Accuracy, subcommand("accuracy")]
-    | Annotated[Design, subcommand("design")]
-    | Annotated[SkipSearch, subcommand("skip-search")]
-    | Annotated[Export, subcommand("export")]
-    | Annotated[Bench, subcommand("bench")]
-    | Annotated[Pretrain, subcommand("pretrain")]
-    | Annotated[Prune, subcommand("prune")]
-    | Annotated[Distill, subcommand("distill")]
-    | Annotated[Heads, subcommand("heads")]
-    | Annotated[Online, subcommand("online")]
-    | Annotated[Zoo, subcommand("zoo")]
-    | Annotated[Pair, subcommand("pair")]
-    | Annotated[Demo, subcommand("demo")]
+    Annotated[StudyCommand, subcommand("study")]
+    | Annotated[ReportCommand, subcommand("report")]
+    | Annotated[GenerateCommand, subcommand("generate")]
+    | Annotated[ServeCommand, subcommand("serve")]
+    | Annotated[InspectCommand, subcommand("inspect")]
+    | Annotated[RecordCommand, subcommand("record")]
+    | Annotated[ReplayCommand, subcommand("replay")]
+    | Annotated[ProfileCommand, subcommand("profile")]
+    | Annotated[PredictCommand, subcommand("predict")]
+    | Annotated[AccuracyCommand, subcommand("accuracy")]
+    | Annotated[DesignCommand, subcommand("design")]
+    | Annotated[SkipSearchCommand, subcommand("skip-search")]
+    | Annotated[ExportCommand, subcommand("export")]
+    | Annotated[BenchCommand, subcommand("bench")]
+    | Annotated[PretrainCommand, subcommand("pretrain")]
+    | Annotated[PruneCommand, subcommand("prune")]
+    | Annotated[DistillCommand, subcommand("distill")]
+    | Annotated[HeadsCommand, subcommand("heads")]
+    | Annotated[OnlineCommand, subcommand("online")]
+    | Annotated[ZooCommand, subcommand("zoo")]
+    | Annotated[PairCommand, subcommand("pair")]
+    | Annotated[DemoCommand, subcommand("demo")]
 )
 
 

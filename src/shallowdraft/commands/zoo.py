@@ -10,7 +10,7 @@ from shallowdraft.commands.options import Command
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zoo(Command):
+class ZooCommand(Command):
     """List the trained models that ship with the package; use them as zoo:NAME wherever a checkpoint folder is asked.
 
     Example: shallowdraft generate --target zoo:target --draft zoo:1x256 --prompt "Once upon a time"

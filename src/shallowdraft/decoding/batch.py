@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from shallowdraft.decoding.drafters.create import new_drafter
 from shallowdraft.decoding.engine import Engine
-from shallowdraft.decoding.generation import Row, Settings, new_drafter, new_row
+from shallowdraft.decoding.options import Settings
+from shallowdraft.decoding.rows import Row, new_row
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import slots_for
 from shallowdraft.models.memory import dtype_name, require_memory
@@ -54,7 +56,7 @@ class Batch:
         row, reader = new_row(self._target, settings, prompt, pieces=True), self._reader
         reader.sampling = settings.sampling
         reader.restart([prompt], [len(prompt) + row.max_new_tokens], settings.seed, None)
-        reader.noise.begin(None if settings.sampling.greedy else settings.seed, 1, [stream])
+        reader.random_streams.begin(None if settings.sampling.greedy else settings.seed, 1, [stream])
         ((accepted, *tokens),) = reader.follow(reader.prefill())
         row.take(accepted, tokens, iteration=False)
         if not row.sound:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from shallowdraft.decoding.clock import new_clock
-from shallowdraft.decoding.drafters import Drafter, ModelDrafter, NoDrafter
-from shallowdraft.decoding.noise import Noise
-from shallowdraft.decoding.pace import Pace
+from shallowdraft.decoding.drafters.drafter import Drafter, NoDrafter
+from shallowdraft.decoding.drafters.model import ModelDrafter
+from shallowdraft.decoding.lookahead_policy import LookaheadPolicy
+from shallowdraft.decoding.random_streams import RandomStreams
 from shallowdraft.decoding.sampling import Sampling, Samplings
 from shallowdraft.decoding.state import State, fill, new_source, new_state
 from shallowdraft.decoding.verification import Proposal, Rule, Verdict, verify, verify_choice
@@ -39,7 +40,7 @@ class Engine:
         prompts: list[list[int]],
         limits: list[int],
         draft_context: int | None = None,
-        pace: Pace | None = None,
+        lookahead_policy: LookaheadPolicy | None = None,
         rule: Rule = "token",
         sources: list[list[int]] | None = None,
         slots: int | None = None,
@@ -50,10 +51,10 @@ class Engine:
         self.state = new_state(prompts, limits, drafter.nodes, target.device, slots)
         if sources:
             self.state.source = new_source(sources, target.device)
-        self.noise = Noise(len(prompts), drafter.nodes, target.device)
+        self.random_streams = RandomStreams(len(prompts), drafter.nodes, target.device)
         self.clock = new_clock(target.device)
         self.cache: KVCache | None = None
-        self.pace = pace
+        self.lookahead_policy = lookahead_policy
         self._graphs = _Graphs() if target.device.type == "cuda" else None
         self._draft_context = draft_context
         self._begin(prompts, limits, sampling.seed, streams)
@@ -62,7 +63,7 @@ class Engine:
         self._lengths = self._prompt_lengths = [len(prompt) for prompt in prompts]
         self._limits = limits
         steps = max(limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True))
-        self.noise.begin(None if self.sampling.greedy else seed, steps, streams)
+        self.random_streams.begin(None if self.sampling.greedy else seed, steps, streams)
         self._missed = 0  # iterations since the drafter was last asked
 
     def restart(
@@ -70,14 +71,14 @@ class Engine:
         prompts: list[list[int]],
         limits: list[int],
         seed: int,
-        pace: Pace | None,
+        lookahead_policy: LookaheadPolicy | None,
         sources: list[list[int]] | None = None,
         streams: Sequence[int] | None = None,
     ) -> None:
         """As many other prompts, no longer than what there is room for; what was captured is used again."""
         self.state.refill(prompts, limits, sources)
         self.clock.reset()
-        self.pace = pace
+        self.lookahead_policy = lookahead_policy
         self._begin(prompts, limits, seed, streams)
 
     @classmethod
@@ -92,7 +93,7 @@ class Engine:
         batch._limits = [engine._limits[row] for engine, row in parts]
         batch.sampling = Samplings([engine._sampling_of(row) for engine, row in parts], batch.target.device)
         batch.state = State.of([(engine.state, row) for engine, row in parts], batch._lengths, slots)
-        batch.noise = Noise.of([(engine.noise, row) for engine, row in parts])
+        batch.random_streams = RandomStreams.of([(engine.random_streams, row) for engine, row in parts])
         batch.cache, *draft = (
             KVCache.of([(engine._caches[which], row) for engine, row in parts], batch._lengths, slots)
             for which in range(len(batch._caches))
@@ -112,7 +113,7 @@ class Engine:
         self.sampling.put(row, other._sampling_of(place))  # the drafter's too
         self.state.put(row, (other.state, place), length)
         self.state.longest = max(self._lengths)
-        self.noise.put(row, (other.noise, place))
+        self.random_streams.put(row, (other.random_streams, place))
         for cache, found in zip(self._caches, other._caches, strict=True):
             cache.put(row, (found, place), length)
 
@@ -123,7 +124,7 @@ class Engine:
         self._lengths[row] = self._limits[row] = 1
         self.state.rest(row)
         self.sampling.put(row, Sampling())
-        self.noise.rest(row)
+        self.random_streams.rest(row)
 
     @property
     def _caches(self) -> list[KVCache]:
@@ -144,7 +145,7 @@ class Engine:
             if self.within_draft_context:
                 self.drafter.prefill(self.state, self.cache, hidden)
             nothing = Proposal(self.state.tokens[:, :0])
-            uniforms = self.noise.advance()
+            uniforms = self.random_streams.advance()
             verdict = verify(
                 self.target.head(hidden)[:, None], nothing, self.sampling, uniforms[:, :0], uniforms[:, -1]
             )
@@ -154,7 +155,7 @@ class Engine:
     @torch.inference_mode()
     def iterate(self) -> Tensor:
         """Draft, verify, commit; packed as `Emitted` is. On a GPU the next iteration overwrites it."""
-        uniforms, d = self.noise.advance(), self._lookahead()
+        uniforms, d = self.random_streams.advance(), self._lookahead()
         missed, self._missed = self._missed, 0 if d else self._missed + 1
         if self._graphs is None or (d and missed):
             return self._iteration(uniforms, d, missed)
@@ -230,9 +231,9 @@ class Engine:
         while True:
             in_flight.append(_Message(packed, side))
             emitted = in_flight.popleft().read() if len(in_flight) > cuda else None  # on a GPU one iteration late
-            if self.pace and begin_s and emitted is not None:
+            if self.lookahead_policy and begin_s and emitted is not None:
                 lookahead, accepted = len(emitted[0]) - 2, [row[0] for row in emitted]
-                self.pace.learn(lookahead, accepted, self.target.shared_s(time.perf_counter() - begin_s))
+                self.lookahead_policy.learn(lookahead, accepted, self.target.shared_s(time.perf_counter() - begin_s))
             self._bound_lengths(emitted, unread=sum(message.tokens for message in in_flight))
             if emitted is not None:
                 yield emitted
@@ -256,7 +257,7 @@ class Engine:
         """Of the next iteration."""
         if not self.within_draft_context:
             return 0
-        return self.pace.choose() if self.pace else self.drafter.lookahead
+        return self.lookahead_policy.choose() if self.lookahead_policy else self.drafter.lookahead
 
     @property
     def within_draft_context(self) -> bool:

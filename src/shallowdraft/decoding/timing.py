@@ -6,7 +6,8 @@ from random import Random
 
 import torch
 
-from shallowdraft.decoding.generation import Options, Run, Settings
+from shallowdraft.decoding.generate import Run
+from shallowdraft.decoding.options import Options, Settings
 from shallowdraft.decoding.statistics import Times
 from shallowdraft.kernels import cpu
 from shallowdraft.models.model import Model
@@ -32,7 +33,7 @@ def state_of(target: Model, plain_s: float) -> MachineState:
 def time_beside_plain(
     target: Model,
     prompts: list[list[int]],
-    ways: Sequence[Options],
+    candidates: Sequence[Options],
     *,
     warm_up: int,
     count: int,
@@ -46,25 +47,25 @@ def time_beside_plain(
     full: a draft must have room for one proposal. Before it all plain decoding runs once and counts for nothing, so
     that what was written before disturbs no sample.
     """
-    runs = [_endless(target, prompts, Settings(**way), warm_up + count) for way in (Options(), *ways)]
+    runs = [_endless(target, prompts, Settings(**candidate), warm_up + count) for candidate in (Options(), *candidates)]
     steps = [run.iterations() for run in runs]
     for one in steps:
         next(one)
 
-    def iterate(way: int, times: int) -> None:
+    def iterate(candidate: int, times: int) -> None:
         for _ in range(times):
-            if not runs[way].goes_on:
-                runs[way].rewind()
-            next(steps[way])
+            if not runs[candidate].goes_on:
+                runs[candidate].rewind()
+            next(steps[candidate])
 
-    def sample(way: int) -> Times:
-        runs[way].rewind()
-        iterate(way, warm_up)
+    def sample(candidate: int) -> Times:
+        runs[candidate].rewind()
+        iterate(candidate, warm_up)
         # On a GPU results come one iteration late. So the clocks are read while iterations go on, and nothing is
         # waited for in between: after a pause one iteration less would be counted.
-        before = runs[way].read_clock()
-        iterate(way, count)
-        after = runs[way].read_clock()
+        before = runs[candidate].read_clock()
+        iterate(candidate, count)
+        after = runs[candidate].read_clock()
         return after() - before()
 
     draws = Random(seed)
@@ -73,13 +74,13 @@ def time_beside_plain(
     for _ in range(turns):
         by_way: dict[int, tuple[Times, Times, MachineState]] = {}
         plain = sample(0)
-        for way in draws.sample(range(1, len(runs)), len(ways)):
-            times = sample(way)
+        for candidate in draws.sample(range(1, len(runs)), len(candidates)):
+            times = sample(candidate)
             state, after = state_of(target, 0.0), sample(0)
             beside = (plain + after).halved()
-            by_way[way] = beside, times, replace(state, plain_s=beside.total_s / count)
+            by_way[candidate] = beside, times, replace(state, plain_s=beside.total_s / count)
             plain = after
-        samples.append([by_way[way] for way in range(1, len(runs))])
+        samples.append([by_way[candidate] for candidate in range(1, len(runs))])
     return samples
 
 

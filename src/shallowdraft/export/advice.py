@@ -6,14 +6,14 @@ from typing import Annotated, NotRequired, TypedDict
 
 from shallowdraft import cost
 from shallowdraft.cost import Iteration, Silence
-from shallowdraft.decoding.generation import MAX_LOOKAHEAD
+from shallowdraft.decoding.options import MAX_LOOKAHEAD
 from shallowdraft.errors import RecordError
 from shallowdraft.files import Range, make, require_fields
 from shallowdraft.identity import folder_digest
 from shallowdraft.models.checkpoint import find_folder, read_json
 from shallowdraft.profiling.latency import Profile, read_profile
 from shallowdraft.records import Records
-from shallowdraft.replay.traces import read_trace
+from shallowdraft.replay.trace import read_trace
 from shallowdraft.study.study import REPLAYS
 
 
@@ -125,7 +125,7 @@ def _best(
         drafting = profile.iteration(draft, lookahead, context, batch)
         return cost.mean_iteration([drafting, Iteration(0.0, plain_s)], [1 - silent, silent])
 
-    longest = max(point.way.lookahead for point in profile.of_draft(draft) if point.batch == batch)
+    longest = max(point.candidate.lookahead for point in profile.of_draft(draft) if point.batch == batch)
     found = {
         d: cost.Prediction(d, tar, iteration(d), plain_s, silence=silence.get(d))
         for d, tar in tars.items()

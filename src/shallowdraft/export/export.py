@@ -24,7 +24,7 @@ from shallowdraft.models.checkpoint import check_folder, find_folder, is_for_us_
 from shallowdraft.models.model import Model, load
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import provenance, write_whole
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 START = "start.sh"
 ABOUT = "export.json"

@@ -18,7 +18,8 @@ from shallowdraft.errors import CheckpointError, UnsupportedModelError, first_li
 from shallowdraft.files import Count, naming, require_fields
 from shallowdraft.models.checkpoint import read_json
 from shallowdraft.models.model import Model
-from shallowdraft.shapes import ModelShape, Rope
+from shallowdraft.shapes.llama import Rope
+from shallowdraft.shapes.shape import ModelShape
 
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,

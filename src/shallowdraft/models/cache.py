@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from shallowdraft.models.memory import dtype_name, require_memory
-from shallowdraft.shapes import ModelShape, Rope
+from shallowdraft.shapes.llama import Rope
+from shallowdraft.shapes.shape import ModelShape
 
 
 class KVCache:

@@ -23,11 +23,12 @@ from shallowdraft.errors import CheckpointError, OptionError, UnsupportedModelEr
 from shallowdraft.models import zoo
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name, require_memory
-from shallowdraft.models.parallel import Split, SplitDecoder
 from shallowdraft.models.seq2seq import Seq2Seq
+from shallowdraft.models.tensor_parallel import Split, SplitDecoder
 from shallowdraft.models.vocabulary import SIDE_FILES
 from shallowdraft.records import write_whole
-from shallowdraft.shapes import DTYPE_BYTES, ModelShape, Stored
+from shallowdraft.shapes.shape import DTYPE_BYTES, ModelShape
+from shallowdraft.shapes.tensors import Stored
 
 SHORT_TEXT = 1024  # tokens of cache that a model is checked for before it is loaded
 

@@ -19,7 +19,8 @@ from shallowdraft.models import fused, native
 from shallowdraft.models.cache import KVCache, Source, rope_tables
 from shallowdraft.models.projection import Packing, Projection, best_packing
 from shallowdraft.models.tree import TreePass
-from shallowdraft.shapes import OPT_POSITION_OFFSET, ModelShape
+from shallowdraft.shapes import opt
+from shallowdraft.shapes.shape import ModelShape
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -48,7 +49,7 @@ class Decoder(nn.Module):
         self.shape = self.own = shape
         """Of the model, and of what this process has of it."""
         self.embed = nn.Embedding(shape.vocab, shape.embed_dim)
-        places = shape.context + OPT_POSITION_OFFSET
+        places = shape.context + opt.POSITION_OFFSET
         self.positions = nn.Embedding(places, shape.d_model) if shape.learned_positions else None
         projected = shape.embed_dim != shape.d_model
         self.project_in = Projection(shape.d_model, shape.embed_dim, bias=False) if projected else None
@@ -187,7 +188,7 @@ class Decoder(nn.Module):
             x = self.project_in(x)
         if self.positions is not None:
             # Positions past the table belong to tokens that are never emitted.
-            x = x + self.positions(positions.clamp(max=self.shape.context - 1) + OPT_POSITION_OFFSET)
+            x = x + self.positions(positions.clamp(max=self.shape.context - 1) + opt.POSITION_OFFSET)
         return x
 
     def _through(self, x: Tensor, attention: Attention) -> Tensor:

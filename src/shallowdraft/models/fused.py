@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.projection import Projection
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 if TYPE_CHECKING:
     from shallowdraft.kernels.gpu import Heads, Norm, Weight

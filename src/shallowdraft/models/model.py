@@ -12,16 +12,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from shallowdraft import distributed
 from shallowdraft.errors import CheckpointError, OptionError, PromptError, VocabularyError
 from shallowdraft.identity import DIGITS, folder_digest
 from shallowdraft.kernels import cpu
 from shallowdraft.limits import LIMITS
-from shallowdraft.models import fused, processes, templates
+from shallowdraft.models import fused, templates
 from shallowdraft.models.checkpoint import find_folder, load_decoder, read_json, read_shape, save_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name
-from shallowdraft.models.parallel import Split, require_splittable
 from shallowdraft.models.projection import best_packing
+from shallowdraft.models.tensor_parallel import Split, require_splittable
 from shallowdraft.models.vocabulary import (
     VocabularyCheck,
     compare,
@@ -31,7 +32,7 @@ from shallowdraft.models.vocabulary import (
     vocabulary_of,
     why_sizes_only,
 )
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 SAMPLED_VALUES = 2**20  # of a tensor, for the digest of a model in memory
 SPOILER = "<0xFF>"  # as sentencepiece names it
@@ -186,8 +187,8 @@ def load(
         if trainable:
             raise OptionError("a trainable model is sharded by the commands that train; load it without parallel")
         require_splittable(read_shape(folder), dtype)
-        where = processes.join(where)
-        split = Split(processes.rank(), processes.processes())
+        where = distributed.join(where)
+        split = Split(distributed.rank(), distributed.processes())
     decoder = load_decoder(folder, dtype=kind, device=where, split=split)
     if bytes_wanted:
         _require_bytes(decoder)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from shallowdraft.kernels import cpu
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.tree import TreePass
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 
 class NativeLayers:

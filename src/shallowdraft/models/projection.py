@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shallowdraft.kernels import cpu
-from shallowdraft.shapes import ModelShape
+from shallowdraft.shapes.shape import ModelShape
 
 MIN_ROWS = 4  # oneDNN's kernels for one to three rows read memory more slowly than the one for four
 

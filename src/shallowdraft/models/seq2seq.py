@@ -17,8 +17,8 @@ from shallowdraft.models.decoder import Attention, Block, Decoder
 from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.models.projection import Projection
 from shallowdraft.models.tree import TreePass
-from shallowdraft.shapes import ModelShape
-from shallowdraft.t5 import EncoderShape
+from shallowdraft.shapes.shape import ModelShape
+from shallowdraft.shapes.t5 import EncoderShape
 
 
 class Seq2Seq(Decoder):

@@ -20,7 +20,7 @@ from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.models.model import Model, resolve_dtype
 from shallowdraft.models.projection import best_packing
-from shallowdraft.shapes import ModelShape, require_one_kind
+from shallowdraft.shapes.shape import ModelShape, require_one_kind
 
 SMALLEST_VOCABULARY = 320  # 256 bytes, so that any prompt can be written, and some words
 TRIED_TOKENS = 32

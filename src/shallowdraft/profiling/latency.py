@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from shallowdraft.cost import Iteration
-from shallowdraft.decoding.generation import DrafterName, Options
+from shallowdraft.decoding.candidate import Candidate, ProposerKey
+from shallowdraft.decoding.options import DrafterName, Options
 from shallowdraft.decoding.timing import MachineState, time_beside_plain
-from shallowdraft.decoding.ways import Way, Whose
 from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.files import Count, Range, Seconds, Size
 from shallowdraft.models.model import Model
@@ -50,7 +50,7 @@ NEAR = {"plain_s": 0.04, "handover_s": 0.4, "arithmetic_s": 0.08}  # what differ
 class Point:
     """What is timed: a way of speculating at a context and a batch size."""
 
-    way: Way
+    candidate: Candidate
     context: int
     batch: int
 
@@ -129,46 +129,46 @@ class Profile:
         return [name.removeprefix(RANDOM) for name in self._latest if name.startswith(RANDOM)]
 
     @cached_property
-    def _latest(self) -> dict[str, Way]:
+    def _latest(self) -> dict[str, Candidate]:
         """By name the draft model that was timed last under it: its weights may have been replaced since before."""
-        return {point.way.draft: point.way for point in self.samples if point.way.drafter == "model"}
+        return {point.candidate.draft: point.candidate for point in self.samples if point.candidate.drafter == "model"}
 
-    def way(self, draft: str, lookahead: int) -> Way:
+    def candidate(self, draft: str, lookahead: int) -> Candidate:
         """The way of the draft model that this profile calls so."""
-        return replace(self._latest.get(draft, Way(draft, lookahead)), lookahead=lookahead)
+        return replace(self._latest.get(draft, Candidate(draft, lookahead)), lookahead=lookahead)
 
     def lookaheads(self, draft: str) -> list[int]:
         return self._lookaheads(self._whose(draft))
 
     def _whose(self, draft: str) -> Timed:
-        return ALL_DRAFTS if draft == ANY else _own(self.way(draft, 1))
+        return ALL_DRAFTS if draft == ANY else _own(self.candidate(draft, 1))
 
     def _lookaheads(self, whose: Timed) -> list[int]:
-        return sorted({point.way.lookahead for point in self.samples if whose in _counted_for(point)})
+        return sorted({point.candidate.lookahead for point in self.samples if whose in _counted_for(point)})
 
     def lookaheads_in(self, draft: str, context: int, batch: int) -> list[int]:
         """Those at which a draft, or ANY, was timed at this very context and batch size."""
         by_context = self._times.get((self._whose(draft), batch), {})
         return sorted(by_context.get(context, {}))
 
-    def _known(self, way: Way) -> Way:
+    def _known(self, candidate: Candidate) -> Candidate:
         """The way as this profile has it: an earlier one knows proposers by name alone."""
-        timed = self._latest.get(way.draft, way)
-        by_name = timed.digest == way.draft and not timed.dtype
-        return replace(way, digest="", dtype="") if by_name else way
+        timed = self._latest.get(candidate.draft, candidate)
+        by_name = timed.digest == candidate.draft and not timed.dtype
+        return replace(candidate, digest="", dtype="") if by_name else candidate
 
-    def covers(self, way: Way) -> bool:
+    def covers(self, candidate: Candidate) -> bool:
         """Whether it was timed, or one that proposes more."""
-        timed = self._lookaheads(_own(self._known(way)))
-        if not timed and way.draft in self._latest:
-            timed_dtype = self._latest[way.draft].dtype
+        timed = self._lookaheads(_own(self._known(candidate)))
+        if not timed and candidate.draft in self._latest:
+            timed_dtype = self._latest[candidate.draft].dtype
             raise RecordError(
-                f"the profile has no times of this {way.draft} ({way.dtype}): its weights were replaced since they "
-                f"were timed, or read as {timed_dtype}; profile it again into the same file"
+                f"the profile has no times of this {candidate.draft} ({candidate.dtype}): its weights were replaced "
+                f"since they were timed, or read as {timed_dtype}; profile it again into the same file"
             )
         if not timed:
-            raise RecordError(f"the profile has no times of {way.draft}; measure it first")
-        return way.lookahead <= max(timed)
+            raise RecordError(f"the profile has no times of {candidate.draft}; measure it first")
+        return candidate.lookahead <= max(timed)
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Seconds a token of plain decoding."""
@@ -189,19 +189,21 @@ class Profile:
         self, draft: str, lookahead: int, context: float, batch: int = 1, state: MachineState | None = None
     ) -> Iteration:
         """Seconds of an iteration with the draft model that this profile calls so."""
-        return self.iteration_of(self.way(draft, lookahead), context, batch, state)
+        return self.iteration_of(self.candidate(draft, lookahead), context, batch, state)
 
-    def iteration_of(self, way: Way, context: float, batch: int = 1, state: MachineState | None = None) -> Iteration:
+    def iteration_of(
+        self, candidate: Candidate, context: float, batch: int = 1, state: MachineState | None = None
+    ) -> Iteration:
         """Seconds of an iteration, between the measured contexts and lookaheads on a straight line.
 
         On the machine as it is then and there; without a state, as it was while profiling.
         """
-        lookahead, own = way.lookahead, _own(self._known(way))
-        verified = ALL_DRAFTS if way.drafter == "model" else own
+        lookahead, own = candidate.lookahead, _own(self._known(candidate))
+        verified = ALL_DRAFTS if candidate.drafter == "model" else own
         whose = {"draft_s": own, "target_s": verified, "rest_s": own}
         met = state and self._nearest_met(state)
         if (own, batch) not in self._times:
-            raise RecordError(_unknown(way, batch))
+            raise RecordError(_unknown(candidate, batch))
         ratios = [self._ratio(part, whose[part], lookahead, context, batch, met) for part in PARTS]
         plain_s = state.plain_s if state else self.plain_s(context, batch)
         return Iteration(*(ratio * plain_s for ratio in ratios))
@@ -235,7 +237,7 @@ class Profile:
     def of_draft(self, draft: str) -> dict[Point, list[Record]]:
         """Samples of the draft model that this profile calls so."""
         whose = self._whose(draft)
-        return {point: rows for point, rows in self.samples.items() if _own(point.way) == whose}
+        return {point: rows for point, rows in self.samples.items() if _own(point.candidate) == whose}
 
     def _nearest_met(self, state: MachineState) -> MachineState:
         """The state, or what came nearest to it while profiling; what is unknown stays so."""
@@ -255,7 +257,7 @@ class Profile:
     ) -> float:
         timed = self._times.get((whose, batch))
         if timed is None:
-            raise RecordError(_unknown(Way("DRAFT", lookahead), batch))
+            raise RecordError(_unknown(Candidate("DRAFT", lookahead), batch))
         by_context = {
             one: _between(
                 lookahead,
@@ -275,7 +277,7 @@ class Profile:
         for point, found in self.samples.items():
             for whose in _counted_for(point):
                 by_context = rows.setdefault((whose, point.batch), {})
-                by_context.setdefault(point.context, {}).setdefault(point.way.lookahead, []).extend(found)
+                by_context.setdefault(point.context, {}).setdefault(point.candidate.lookahead, []).extend(found)
         return {
             key: {context: {d: _columns(found) for d, found in of.items()} for context, of in by_context.items()}
             for key, by_context in rows.items()
@@ -300,24 +302,24 @@ def _between(where: float, values: Mapping[int, float]) -> float:
     return float(np.interp(where, known, [values[one] for one in known]))
 
 
-def _unknown(way: Way, batch: int) -> str:
+def _unknown(candidate: Candidate, batch: int) -> str:
     """Say what is missing, and how it is measured."""
-    missing = f"at lookahead {way.lookahead}, batch {batch}"
-    how = f"--draft {way.draft} --lookaheads {way.lookahead} --batches {batch}"
-    if way.drafter == "model":
-        return f"the profile has no times of {way.draft} {missing}; add some: profile {how}"
-    return f"the profile has no times of {way.draft} ({way.drafter}) {missing}; run a study of it"
+    missing = f"at lookahead {candidate.lookahead}, batch {batch}"
+    how = f"--draft {candidate.draft} --lookaheads {candidate.lookahead} --batches {batch}"
+    if candidate.drafter == "model":
+        return f"the profile has no times of {candidate.draft} {missing}; add some: profile {how}"
+    return f"the profile has no times of {candidate.draft} ({candidate.drafter}) {missing}; run a study of it"
 
 
-def _own(way: Way) -> Timed:
+def _own(candidate: Candidate) -> Timed:
     """Whose times they are that belong to this way's proposer alone."""
-    return way.drafter, way.digest, way.dtype, way.tree
+    return candidate.drafter, candidate.digest, candidate.dtype, candidate.tree
 
 
 def _counted_for(point: Point) -> list[Timed]:
     """All draft models are verified alike, so that their times count for all of them too."""
-    own = _own(point.way)
-    return [own, ALL_DRAFTS] if point.way.drafter == "model" else [own]
+    own = _own(point.candidate)
+    return [own, ALL_DRAFTS] if point.candidate.drafter == "model" else [own]
 
 
 def _alike(whose: Timed, lookahead: int) -> Alike:
@@ -386,8 +388,8 @@ def _median(found: dict[str, Floats], part: str, state: MachineState | None, slo
     return float(np.interp(0.5, (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum(), ratios[order]))
 
 
-def points(ways: Sequence[Way], contexts: Sequence[int], batches: Sequence[int]) -> list[Point]:
-    return [Point(way, context, batch) for way, context, batch in product(ways, contexts, batches)]
+def points(candidates: Sequence[Candidate], contexts: Sequence[int], batches: Sequence[int]) -> list[Point]:
+    return [Point(candidate, context, batch) for candidate, context, batch in product(candidates, contexts, batches)]
 
 
 def about(target: Model) -> Record:
@@ -434,7 +436,7 @@ def fitting(wanted: Iterable[int], most: int) -> list[int]:
     return sorted({max(1, min(context, most)) for context in wanted})
 
 
-def intend(target: Model, held: Mapping[Whose, int], wanted: Sequence[Point], path: Path, rounds: int) -> Records:
+def intend(target: Model, held: Mapping[ProposerKey, int], wanted: Sequence[Point], path: Path, rounds: int) -> Records:
     """Begin a profile, or go on with it: write down what is to be measured, unless the file says so already.
 
     `held` is the longest text that each proposer reads. Points at which one would propose nothing are refused.
@@ -450,16 +452,16 @@ def intend(target: Model, held: Mapping[Whose, int], wanted: Sequence[Point], pa
     return file
 
 
-def _require_room(target: Model, held: Mapping[Whose, int], wanted: Sequence[Point]) -> None:
+def _require_room(target: Model, held: Mapping[ProposerKey, int], wanted: Sequence[Point]) -> None:
     """Refuse points at which a proposer has no room for a whole proposal, the longest first."""
-    for point in sorted(wanted, key=lambda point: -point.way.lookahead):
-        way, own = point.way, held[point.way.drafter, point.way.draft]
-        most = longest_context(target.shape.context, own, way.lookahead)
+    for point in sorted(wanted, key=lambda point: -point.candidate.lookahead):
+        candidate, own = point.candidate, held[point.candidate.drafter, point.candidate.draft]
+        most = longest_context(target.shape.context, own, candidate.lookahead)
         if point.context > most:
-            who = target.name if target.shape.context <= own else way.draft
-            fits = f"contexts up to {most:,}" if most > 0 else f"lookaheads up to {most + way.lookahead - 1:,}"
+            who = target.name if target.shape.context <= own else candidate.draft
+            fits = f"contexts up to {most:,}" if most > 0 else f"lookaheads up to {most + candidate.lookahead - 1:,}"
             raise OptionError(
-                f"{who} has a context of {min(target.shape.context, own):,} tokens, no room for {way.lookahead} "
+                f"{who} has a context of {min(target.shape.context, own):,} tokens, no room for {candidate.lookahead} "
                 f"draft tokens behind {point.context:,}; {fits} fit"
             )
 
@@ -474,7 +476,7 @@ def _samples(file: Records) -> Iterator[tuple[str, Record]]:
 
 
 def measure(
-    target: Model, proposers: Mapping[Whose, Options], wanted: Sequence[Point], path: Path, rounds: int
+    target: Model, proposers: Mapping[ProposerKey, Options], wanted: Sequence[Point], path: Path, rounds: int
 ) -> Iterator[int]:
     """Write a profile, rounds over all points; yields how many points are done. What is there is not done again.
 
@@ -486,7 +488,9 @@ def measure(
     done = {(_point(row), row["round"], row["turn"]) for _, row in _samples(file)}
     groups: dict[tuple[str, str, int, int], list[Point]] = {}
     for point in wanted:
-        groups.setdefault((point.way.drafter, point.way.digest, point.context, point.batch), []).append(point)
+        groups.setdefault((point.candidate.drafter, point.candidate.digest, point.context, point.batch), []).append(
+            point
+        )
     count = 0
     for number in range(rounds):
         for group in Random(number).sample([*groups.values()], len(groups)):
@@ -502,15 +506,17 @@ def measure(
             yield count
 
 
-def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[Point], number: int) -> Iterator[Record]:
+def _sample(
+    target: Model, proposers: Mapping[ProposerKey, Options], group: Sequence[Point], number: int
+) -> Iterator[Record]:
     """Mean seconds of some iterations of each point and of plain decoding beside it, by turn."""
     context, batch = group[0].context, group[0].batch
-    ways = [point.way.options(proposers) for point in group]
-    draft = ways[0].get("draft") or target
+    candidates = [point.candidate.options(proposers) for point in group]
+    draft = candidates[0].get("draft") or target
     draws = torch.Generator().manual_seed(context)
     prompts = torch.randint(min(target.shape.vocab, draft.shape.vocab), (batch, context), generator=draws).tolist()
-    seed = f"{number} {group[0].way.drafter} {group[0].way.draft} {context} {batch}"
-    samples = time_beside_plain(target, prompts, ways, warm_up=WARM_UP, count=COUNT, turns=TURNS, seed=seed)
+    seed = f"{number} {group[0].candidate.drafter} {group[0].candidate.draft} {context} {batch}"
+    samples = time_beside_plain(target, prompts, candidates, warm_up=WARM_UP, count=COUNT, turns=TURNS, seed=seed)
     for turn, found in enumerate(samples):
         for point, (plain, times, state) in zip(group, found, strict=True):
             yield (
@@ -527,11 +533,11 @@ def _sample(target: Model, proposers: Mapping[Whose, Options], group: Sequence[P
 
 
 def _place(point: Point) -> Record:
-    return asdict(point.way) | {"context": point.context, "batch": point.batch}
+    return asdict(point.candidate) | {"context": point.context, "batch": point.batch}
 
 
 def _point(row: Record) -> Point:
-    return Point(Way.of(row), row["context"], row["batch"])
+    return Point(Candidate.of(row), row["context"], row["batch"])
 
 
 def read_profile(path: Path) -> Profile:
@@ -543,8 +549,8 @@ def read_profile(path: Path) -> Profile:
         times = [row[part] for part in ("plain_s", *PARTS)]
         if min(times) < 0 or row["plain_s"] == 0 or row["target_s"] == 0:
             raise RecordError(f"{where}: {point} took {times} s; such times cannot be, measure it again")
-        if point.way.drafter in OF_DRAFTS and row["draft_s"] == 0:
-            silent.setdefault(point.way.draft, []).append(point.context)
+        if point.candidate.drafter in OF_DRAFTS and row["draft_s"] == 0:
+            silent.setdefault(point.candidate.draft, []).append(point.context)
         else:
             samples.setdefault(point, []).append(row)
     notes = [_unread(path, draft, contexts) for draft, contexts in silent.items()]
@@ -553,9 +559,9 @@ def read_profile(path: Path) -> Profile:
     return Profile(file.about, samples, notes + _incomplete(file))
 
 
-def _weights(way: Way) -> tuple[str, str]:
+def _weights(candidate: Candidate) -> tuple[str, str]:
     """What a draft is made of; where it was replaced, what was left out of the old one's samples is not missing."""
-    return way.digest, way.dtype
+    return candidate.digest, candidate.dtype
 
 
 def _unread(path: Path, draft: str, contexts: Sequence[int]) -> str:
@@ -571,10 +577,10 @@ def _incomplete(file: Records) -> list[str]:
     """A line if samples are missing that were to be taken: of the last command that left some out."""
     done = {(_point(row), row["round"], row["turn"]) for _, row in _samples(file)}
     plans = _plans(file)
-    latest = {point.way.draft: point.way for plan in plans for point in map(_point, plan[PLANNED])}
+    latest = {point.candidate.draft: point.candidate for plan in plans for point in map(_point, plan[PLANNED])}
     for plan in reversed(plans):
         places = dict.fromkeys(map(_point, plan[PLANNED]))
-        current = [place for place in places if _weights(place.way) == _weights(latest[place.way.draft])]
+        current = [place for place in places if _weights(place.candidate) == _weights(latest[place.candidate.draft])]
         wanted = list(product(current, range(plan["rounds"]), range(plan["turns"])))
         missing = sum(one not in done for one in wanted)
         if missing:

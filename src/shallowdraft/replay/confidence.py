@@ -7,14 +7,14 @@ pass tells: it drafts at every place, once for all confidences.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.candidate import Candidate
+from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.ways import Way
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record
 from shallowdraft.replay.drafting import BATCH, draft_everywhere
-from shallowdraft.replay.replays import Counted
-from shallowdraft.replay.traces import Output, Trace, require_greedy
+from shallowdraft.replay.result import Counted
+from shallowdraft.replay.trace import Output, Trace, require_greedy
 
 Place = tuple[list[float], int]
 """The draft's probability of each token that it proposes there, and how many of these are right."""
@@ -71,8 +71,8 @@ def replay_confidences(draft: Model, trace: Trace, lookahead: int, min_confidenc
             [min(count, right) for count, (_, right) in zip(counts, drafted[output.key], strict=True)]
             for counts, output in zip(offered, trace.outputs, strict=True)
         ]
-        way = Way.with_draft(draft, lookahead)
-        counted = Counted(draft.name, trace, {lookahead: way}, {lookahead: kept}, {lookahead: offered})
+        candidate = Candidate.with_draft(draft, lookahead)
+        counted = Counted(draft.name, trace, {lookahead: candidate}, {lookahead: kept}, {lookahead: offered})
         results.append(Confident(least, lookahead, counted))
     return results
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.drafters import ModelDrafter
+from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.state import fill, new_state
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.replay.traces import Output, require_numbers
+from shallowdraft.replay.trace import Output, require_numbers
 
 BATCH = 8  # outputs at a time
 

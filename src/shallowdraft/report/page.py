@@ -11,12 +11,12 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shallowdraft.report import behind, drafts, lookaheads, pays, reasons, servers, wishes
-from shallowdraft.report.comparison import named, side_by_side, tar_across
 from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section, shown
-from shallowdraft.report.inside import SOURCES, Generation, generations
 from shallowdraft.report.run import Entry, Run
-from shallowdraft.report.what_if import what_if
+from shallowdraft.report.sections import bottleneck, drafts, improvement, lookaheads, servers, speed_up, wishes
+from shallowdraft.report.sections.comparison import named, side_by_side, tar_across
+from shallowdraft.report.sections.tokens import SOURCES, Generation, generations
+from shallowdraft.report.sections.what_if import what_if
 
 SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
@@ -40,7 +40,7 @@ class Page:
 
 def page_of(run: Run) -> Page:
     sections = [
-        Section("pays", "Does it pay?", [pays.speed_ups(run), pays.predicted_against_measured(run)]),
+        Section("pays", "Does it pay?", [speed_up.speed_ups(run), speed_up.predicted_against_measured(run)]),
         Section(
             "draft",
             "Which draft?",
@@ -51,11 +51,13 @@ def page_of(run: Run) -> Page:
             "Which lookahead?",
             [lookaheads.speed_by_lookahead(run), lookaheads.acceptance_by_position(run)],
         ),
-        Section("why", "Why?", [reasons.time_split(run), reasons.waterfall(run), reasons.latency_of_shapes(run)]),
+        Section(
+            "why", "Why?", [bottleneck.time_split(run), bottleneck.waterfall(run), bottleneck.latency_of_shapes(run)]
+        ),
         Section(
             "better",
             "What would be better?",
-            [wishes.required_tar(run), behind.extra_tar(run), behind.parity(run), what_if(run)],
+            [wishes.required_tar(run), improvement.extra_tar(run), improvement.parity(run), what_if(run)],
         ),
         Section("production", "And in production?", [servers.gains(run), *servers.speeds(run)]),
     ]

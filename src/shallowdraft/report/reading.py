@@ -14,7 +14,7 @@ from shallowdraft.files import make, parse_json, read_json, read_lines, require_
 from shallowdraft.records import RANDOM, Record, Records
 from shallowdraft.report import fields
 from shallowdraft.report.run import Accuracy, Asked, Entry, Live, Run, Score, Server, Step, Tars, Text, label
-from shallowdraft.shapes import parse
+from shallowdraft.shapes.notation import parse_shape
 
 FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
 """Names of files and kinds of records."""
@@ -155,8 +155,8 @@ def _kind(path: Path) -> str | None:
 
 def _text(row: Record) -> Text:
     tokens = [(text, source, replaced) for text, source, replaced in row["tokens"]]
-    way = (row["drafter"], row["draft"], row["lookahead"])
-    return Text(row["set"], row["id"], row["sample"], way, row["tar"], row["prompt"], tokens)
+    candidate = (row["drafter"], row["draft"], row["lookahead"])
+    return Text(row["set"], row["id"], row["sample"], candidate, row["tar"], row["prompt"], tokens)
 
 
 def _entries(study: Record | None, replays: list[Record]) -> list[Entry]:
@@ -226,5 +226,5 @@ def _steps(profile: Iterable[Record]) -> list[Step]:
     for row in rows:
         if row["context"] == shortest:
             times.setdefault(row["draft"].removeprefix(RANDOM), []).append(row["draft_s"] / row["lookahead"])
-    shapes = {name: parse(name) for name in times}
+    shapes = {name: parse_shape(name) for name in times}
     return [Step(name, shapes[name].layers, shapes[name].d_model, median(times[name])) for name in times]

@@ -11,7 +11,7 @@ from shallowdraft.records import Record
 LONGEST_LABEL = 22
 
 Interval = tuple[float, float]
-Way = tuple[str, str, int]
+Candidate = tuple[str, str, int]
 """Drafter, draft and lookahead."""
 
 
@@ -98,7 +98,7 @@ class Text:
     set: str
     id: str
     sample: int
-    way: Way
+    candidate: Candidate
     tar: float
     prompt: str
     tokens: Sequence[tuple[str, str, str | None]]

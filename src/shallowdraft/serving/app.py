@@ -16,7 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from shallowdraft.decoding.generation import Settings, token_ids
+from shallowdraft.decoding.options import Settings
+from shallowdraft.decoding.prompt_tokens import token_ids
 from shallowdraft.errors import PromptError, ShallowdraftError
 from shallowdraft.models.model import Model
 from shallowdraft.serving.errors import body as error_body

@@ -10,7 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from shallowdraft.decoding.batch import Batch
-from shallowdraft.decoding.generation import FinishReason, Row, Settings
+from shallowdraft.decoding.options import Settings
+from shallowdraft.decoding.results import FinishReason
+from shallowdraft.decoding.rows import Row
 from shallowdraft.errors import ShallowdraftError
 from shallowdraft.serving.metrics import Metrics
 from shallowdraft.serving.worker import Worker

@@ -18,7 +18,7 @@ from shallowdraft.files import parse_json, read_lines
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.prompts import FOLDER
-from shallowdraft.replay.traces import Output, predictions
+from shallowdraft.replay.trace import Output, predictions
 
 SETS = ("mmlu", "hellaswag")
 LETTERS = "ABCDEFGHIJ"

@@ -14,8 +14,8 @@ from shallowdraft import cost
 from shallowdraft.cost import Iteration
 from shallowdraft.errors import OptionError
 from shallowdraft.profiling.latency import Profile
-from shallowdraft.profiling.law import SHARES, LatencyLaw, buildable, layer_weights, narrowed
-from shallowdraft.shapes import ModelShape
+from shallowdraft.profiling.latency_model import SHARES, LatencyLaw, buildable, layer_weights, narrowed
+from shallowdraft.shapes.shape import ModelShape
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 FFN_SHARES = (0.5, 1.0, 2.0)  # of what the width suggests, as far as the parent has it

@@ -7,10 +7,10 @@ from statistics import fmean
 import numpy as np
 
 from shallowdraft.cost import Iteration, Prediction, mean_iteration
+from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.timing import MachineState
-from shallowdraft.decoding.ways import Way
 from shallowdraft.profiling.latency import Profile
-from shallowdraft.replay.replays import Replay, Stretch
+from shallowdraft.replay.result import Replay, Stretch
 from shallowdraft.study.stalls import Key
 
 
@@ -20,7 +20,7 @@ def forecast(found: Replay, profile: Profile, sizes: Iterable[int] | None = None
     return {
         size: _usual(found, profile, size, tars[size])
         for size in (found.walk.sizes if sizes is None else sizes)
-        if profile.covers(found.way(size))
+        if profile.covers(found.candidate(size))
     }
 
 
@@ -60,8 +60,10 @@ def _usual(found: Replay, profile: Profile, size: int, tar: float) -> Prediction
         float(np.average(stretch.context, weights=stretch.emitted)) if tokens else found.trace.mean_context
         for stretch, tokens in zip(stretches, emitted, strict=True)
     ]
-    ways = [_way(found, size, stretch) for stretch in stretches]
-    made = [_iteration(profile, way, context, None) for way, context in zip(ways, contexts, strict=True)]
+    candidates = [_way(found, size, stretch) for stretch in stretches]
+    made = [
+        _iteration(profile, candidate, context, None) for candidate, context in zip(candidates, contexts, strict=True)
+    ]
     plain_s = np.average([profile.plain_s(context) for context in contexts], weights=emitted if any(emitted) else None)
     iteration = mean_iteration(made, [float(stretch.iterations.sum()) for stretch in stretches])
     return _prediction(found, size, tar, iteration, float(plain_s), slice(None))
@@ -70,20 +72,20 @@ def _usual(found: Replay, profile: Profile, size: int, tar: float) -> Prediction
 def _prediction(
     found: Replay, size: int, tar: float, iteration: Iteration, plain_s: float, rows: Sequence[int] | slice
 ) -> Prediction:
-    way = found.way(size)
-    nodes = size if way.tree else 0
-    return Prediction(way.lookahead, tar, iteration, plain_s, nodes, found.silence(size, rows))
+    candidate = found.candidate(size)
+    nodes = size if candidate.tree else 0
+    return Prediction(candidate.lookahead, tar, iteration, plain_s, nodes, found.silence(size, rows))
 
 
-def _way(found: Replay, size: int, stretch: Stretch) -> Way:
-    return replace(found.way(size), lookahead=stretch.lookahead)
+def _way(found: Replay, size: int, stretch: Stretch) -> Candidate:
+    return replace(found.candidate(size), lookahead=stretch.lookahead)
 
 
-def _iteration(profile: Profile, way: Way, context: float, state: MachineState | None) -> Iteration:
+def _iteration(profile: Profile, candidate: Candidate, context: float, state: MachineState | None) -> Iteration:
     """Where nothing is proposed: a plain token, and of n-grams the look for a proposal."""
-    if way.lookahead:
-        return profile.iteration_of(way, context, state=state)
+    if candidate.lookahead:
+        return profile.iteration_of(candidate, context, state=state)
     plain_s = state.plain_s if state else profile.plain_s(context)
-    if way.drafter != "ngram":
+    if candidate.drafter != "ngram":
         return Iteration(0.0, plain_s)
-    return Iteration(profile.iteration_of(replace(way, lookahead=1), context, state=state).draft_s, plain_s)
+    return Iteration(profile.iteration_of(replace(candidate, lookahead=1), context, state=state).draft_s, plain_s)

@@ -22,15 +22,17 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
+from shallowdraft.decoding.candidate import Candidate, ProposerKey
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.decoding.generation import DrafterName, Generation, Options, generate
+from shallowdraft.decoding.generate import generate
+from shallowdraft.decoding.options import DrafterName, Options
+from shallowdraft.decoding.results import Generation
 from shallowdraft.decoding.timing import MachineState, state_of
-from shallowdraft.decoding.ways import Way, Whose
 from shallowdraft.files import Count, Seconds, SomeSeconds
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
-from shallowdraft.replay.traces import Output
+from shallowdraft.replay.trace import Output
 from shallowdraft.study.stalls import Key, Stall, key_of, stalled
 
 KIND = "live runs"
@@ -62,7 +64,7 @@ class LiveRun(TypedDict):
     states: tuple[StateThen, StateThen]
 
 
-Run = tuple[Key, int, Way]
+Run = tuple[Key, int, Candidate]
 """Prompt, round and way."""
 Attempts = list[tuple[Record, Stall]]
 """Of a run, in the order in which they were made, each with whether it stalled."""
@@ -70,8 +72,8 @@ Attempts = list[tuple[Record, Stall]]
 
 def run_live(
     target: Model,
-    proposers: Mapping[Whose, Options],
-    ways: Sequence[Way],
+    proposers: Mapping[ProposerKey, Options],
+    candidates: Sequence[Candidate],
     outputs: Sequence[Output],
     path: Path,
     *,
@@ -85,7 +87,7 @@ def run_live(
     """
     file = Records.open(path, KIND, about, LiveRun)
 
-    def taken(chosen: Sequence[Way], numbers: Sequence[int]) -> Iterator[int]:
+    def taken(chosen: Sequence[Candidate], numbers: Sequence[int]) -> Iterator[int]:
         """Take what is left of some rounds; yield how many runs each turn had."""
         for due in (_never_run, _to_take_again):
             while turns := _turns(file, chosen, outputs, numbers, due):
@@ -93,61 +95,65 @@ def run_live(
                     file.append(*_turn(target, proposers, output, number, left, max_new_tokens))
                     yield len(left)
 
-    total, numbers = rounds * len(outputs) * len(ways), range(rounds)
-    count = total - sum(len(left) for _, _, left in _turns(file, ways, outputs, numbers, _never_run))
+    total, numbers = rounds * len(outputs) * len(candidates), range(rounds)
+    count = total - sum(len(left) for _, _, left in _turns(file, candidates, outputs, numbers, _never_run))
     yield count
-    for done in taken(ways, numbers):
+    for done in taken(candidates, numbers):
         count = min(total, count + done)
         yield count
     for number in range(rounds, rounds + AGAIN):
-        for _ in taken(list(measured(path, outputs, ways).impossible), [number]):
+        for _ in taken(list(measured(path, outputs, candidates).impossible), [number]):
             yield count
 
 
 def _turn(
     target: Model,
-    proposers: Mapping[Whose, Options],
+    proposers: Mapping[ProposerKey, Options],
     output: Output,
     number: int,
-    ways: Sequence[Way],
+    candidates: Sequence[Candidate],
     max_new_tokens: int,
 ) -> list[Record]:
     """Run these ways on a prompt, a plain run before and after each; only then look at what came out."""
     _state(target, output, max_new_tokens)  # behind what was written last
     states, runs = [_state(target, output, max_new_tokens)], []
-    for way in ways:
-        runs.append(_decode(target, output, way.options(proposers) | {"max_new_tokens": max_new_tokens}))
+    for candidate in candidates:
+        runs.append(_decode(target, output, candidate.options(proposers) | {"max_new_tokens": max_new_tokens}))
         states.append(_state(target, output, max_new_tokens))
     place = {"set": output.set, "id": output.id, "output_digest": output.digest, "round": number}
     return [
-        place | asdict(way) | _record(target, output, run) | {"states": [asdict(before), asdict(after)]}
-        for way, run, (before, after) in zip(ways, runs, pairwise(states), strict=True)
+        place | asdict(candidate) | _record(target, output, run) | {"states": [asdict(before), asdict(after)]}
+        for candidate, run, (before, after) in zip(candidates, runs, pairwise(states), strict=True)
     ]
 
 
 def _turns(
     file: Iterable[Record],
-    ways: Sequence[Way],
+    candidates: Sequence[Candidate],
     outputs: Sequence[Output],
     numbers: Iterable[int],
     due: Callable[[Attempts], bool],
-) -> list[tuple[Output, int, list[Way]]]:
+) -> list[tuple[Output, int, list[Candidate]]]:
     """Prompts and rounds with the ways that are due there, in the order in which they are to run."""
     made = _attempts(file, outputs)
     turns = [
         (
             output,
             number,
-            [way for way in _drawn(ways, output, number) if due(made.get((output.key[:2], number, way), []))],
+            [
+                candidate
+                for candidate in _drawn(candidates, output, number)
+                if due(made.get((output.key[:2], number, candidate), []))
+            ],
         )
         for number, output in product(numbers, outputs)
     ]
     return [turn for turn in turns if turn[2]]
 
 
-def _drawn(ways: Sequence[Way], output: Output, number: int) -> list[Way]:
+def _drawn(candidates: Sequence[Candidate], output: Output, number: int) -> list[Candidate]:
     """Draw an order of all ways for a prompt and a round: the same whenever a run that was stopped goes on."""
-    return Random(f"{number} {output.set} {output.id}").sample(ways, len(ways))
+    return Random(f"{number} {output.set} {output.id}").sample(candidates, len(candidates))
 
 
 def _never_run(attempts: Attempts) -> bool:
@@ -166,7 +172,7 @@ def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, At
     rows = [row for row in file if key_of(row) in texts and row.get("output_digest", "") in ("", texts[key_of(row)])]
     found: dict[Run, Attempts] = {}
     for row, stall in zip(rows, stalled(rows, contexts), strict=True):
-        found.setdefault((key_of(row), row["round"], Way.of(row)), []).append((row, stall))
+        found.setdefault((key_of(row), row["round"], Candidate.of(row)), []).append((row, stall))
     return found
 
 
@@ -218,9 +224,9 @@ class Measured:
 class LiveRuns:
     """What they showed."""
 
-    by_way: dict[Way, Measured] = field(default_factory=dict)
+    by_way: dict[Candidate, Measured] = field(default_factory=dict)
     """Ways that were run on every prompt."""
-    impossible: dict[Way, Measured] = field(default_factory=dict)
+    impossible: dict[Candidate, Measured] = field(default_factory=dict)
     """Ways that were too, with a speed-up above their TAR: the machine was disturbed, and these are no results."""
     stalled: list[Key] = field(default_factory=list)
     """Prompts that no way counts: one of them stalled there, however often it was taken again."""
@@ -228,27 +234,31 @@ class LiveRuns:
     """Every output is the trace's, but for ties of rounding; None where nothing was run."""
 
 
-def measured(path: Path, outputs: Sequence[Output], ways: Sequence[Way]) -> LiveRuns:
+def measured(path: Path, outputs: Sequence[Output], candidates: Sequence[Candidate]) -> LiveRuns:
     """Read what these ways showed on these prompts, by rounds that were run on all of them.
 
     Speed-ups are ratios of sums over prompts, their intervals a bootstrap.
     """
-    made: dict[Way, dict[int, dict[Key, Attempts]]] = {}
-    for (key, number, way), attempts in _attempts(Records.read(path, KIND, LiveRun), outputs).items():
-        made.setdefault(way, {}).setdefault(number, {})[key] = attempts
+    made: dict[Candidate, dict[int, dict[Key, Attempts]]] = {}
+    for (key, number, candidate), attempts in _attempts(Records.read(path, KIND, LiveRun), outputs).items():
+        made.setdefault(candidate, {}).setdefault(number, {})[key] = attempts
     keys = [output.key[:2] for output in outputs]
-    whole: dict[Way, dict[Key, list[Attempts]]] = {}
-    for way in ways:
-        rounds = [by_prompt for by_prompt in made.get(way, {}).values() if by_prompt.keys() == set(keys)]
+    whole: dict[Candidate, dict[Key, list[Attempts]]] = {}
+    for candidate in candidates:
+        rounds = [by_prompt for by_prompt in made.get(candidate, {}).values() if by_prompt.keys() == set(keys)]
         if rounds:
-            whole[way] = {key: [by_prompt[key] for by_prompt in rounds] for key in keys}
+            whole[candidate] = {key: [by_prompt[key] for by_prompt in rounds] for key in keys}
     lost = [key for key in keys if any(_sound(one) is None for its in whole.values() for one in its[key])]
     enough = not lost or len(keys) - len(lost) > 1  # of one prompt that is left nobody knows how sure it is
-    same = {way: _lossless(made[way].values()) for way in whole}
-    every = {way: _measured(whole[way], lost, lossless=same[way]) for way in whole} if enough else {}
+    same = {candidate: _lossless(made[candidate].values()) for candidate in whole}
+    every = (
+        {candidate: _measured(whole[candidate], lost, lossless=same[candidate]) for candidate in whole}
+        if enough
+        else {}
+    )
     return LiveRuns(
-        by_way={way: run for way, run in every.items() if run.speed_up <= run.tar},
-        impossible={way: run for way, run in every.items() if run.speed_up > run.tar},
+        by_way={candidate: run for candidate, run in every.items() if run.speed_up <= run.tar},
+        impossible={candidate: run for candidate, run in every.items() if run.speed_up > run.tar},
         stalled=lost,
         lossless=all(same.values()) if same else None,
     )

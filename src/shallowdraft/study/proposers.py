@@ -4,18 +4,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shallowdraft.decoding.drafters import early_exit
-from shallowdraft.decoding.generation import BRANCHING, DrafterName, Options
-from shallowdraft.decoding.ways import Whose
+from shallowdraft.decoding.candidate import ProposerKey
+from shallowdraft.decoding.drafters.skip import early_exit
+from shallowdraft.decoding.options import BRANCHING, DrafterName, Options
 from shallowdraft.errors import ShallowdraftError
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.model import Model, check_vocabulary
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.copies import NAME, replay_copies
-from shallowdraft.replay.ranks import replay_heads, replay_trees
-from shallowdraft.replay.replays import Replay
-from shallowdraft.replay.skipping import name_of, replay_skips
-from shallowdraft.replay.traces import Trace
+from shallowdraft.replay.medusa import replay_heads
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.ngram import NAME, replay_copies
+from shallowdraft.replay.result import Replay
+from shallowdraft.replay.skip import name_of, replay_skips
+from shallowdraft.replay.trace import Trace
+from shallowdraft.replay.tree import replay_trees
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Proposer:
     """Likewise."""
 
     @property
-    def whose(self) -> Whose:
+    def whose(self) -> ProposerKey:
         return self.drafter, self.draft
 
     @property

@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from shallowdraft import cost
-from shallowdraft.building.continuations import write_continuations
-from shallowdraft.building.corpus import TokenStore, empty_store, open_store, write_store
+from shallowdraft.building.generated_text import write_continuations
 from shallowdraft.building.jobs import Distil
+from shallowdraft.building.stages import Workshop, prune_by_importance
+from shallowdraft.building.token_store import TokenStore, empty_store, open_store, write_store
 from shallowdraft.building.training import Recipe, Step, rows_at_once, usual_rate
-from shallowdraft.building.workshop import Workshop, prune_by_importance
-from shallowdraft.decoding.ways import Way, drafting
+from shallowdraft.decoding.candidate import Candidate, drafting
 from shallowdraft.errors import ClusterError, CorpusError, OptionError, RecordError, ShallowdraftError, TrainingError
 from shallowdraft.files import Count, Size
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
 from shallowdraft.profiling.latency import Profile, fitting, longest_context, measure, points, read_profile
-from shallowdraft.profiling.law import LatencyLaw, layer_weights
+from shallowdraft.profiling.latency_model import LatencyLaw, layer_weights
 from shallowdraft.records import Record, Records
-from shallowdraft.replay.acceptance import replay
-from shallowdraft.replay.traces import Trace
-from shallowdraft.shapes import ModelShape
+from shallowdraft.replay.model import replay
+from shallowdraft.replay.trace import Trace
+from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.cluster import Executor
 from shallowdraft.study.design import design, enumerate_shapes
 from shallowdraft.study.forecast import forecast
@@ -52,7 +52,7 @@ Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ShapeCandidate:
     """A shape to prune a parent to; its own shape means that it is only distilled."""
 
     parent: str
@@ -102,7 +102,7 @@ LINE = Judgement | PassedOver
 class Found:
     """The fastest."""
 
-    candidate: Candidate
+    candidate: ShapeCandidate
     folder: Path
     record: Record
 
@@ -142,7 +142,7 @@ def choose_candidates(
     best_tokens_per_s: float | None,
     count: int,
     max_parameters: int | None = None,
-) -> list[Candidate]:
+) -> list[ShapeCandidate]:
     """From every parent shapes of several sizes, none that cannot win.
 
     The parent's own is among them where it could: on a CPU a draft's weights have 8 bits, so that even the target may
@@ -152,7 +152,7 @@ def choose_candidates(
     for name, parent in parents.items():
         designs = design(enumerate_shapes(parent, max_parameters), law, profile, context, lookaheads, best_tokens_per_s)
         able = [one.shape for one in designs if one.to_win.acceptance_rate < HOPELESS]
-        found.append([Candidate(name, shape) for shape in _spread(able, -(-count // len(parents)))])
+        found.append([ShapeCandidate(name, shape) for shape in _spread(able, -(-count // len(parents)))])
     mixed = [of_parent[rank] for rank in range(count) for of_parent in found if rank < len(of_parent)]
     if not mixed:
         raise OptionError("no shape that these parents can be pruned to could be faster than what there is")
@@ -194,7 +194,7 @@ class Search:
     """Tell the user about a candidate that is passed over."""
     rounds: int = 3
 
-    def run(self, candidates: Sequence[Candidate], rungs: Sequence[Rung]) -> Found:
+    def run(self, candidates: Sequence[ShapeCandidate], rungs: Sequence[Rung]) -> Found:
         """Build, or what is left of it."""
         about = {
             "target": self.builder.target.name,
@@ -214,14 +214,14 @@ class Search:
 
     def _ranked(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[ShapeCandidate],
         number: int,
         rung: Rung,
         file: Records,
         done: dict[tuple[str, int], Record],
-    ) -> list[Candidate]:
+    ) -> list[ShapeCandidate]:
         """As many as the rung has room for, fastest first; whoever fails makes room for the next."""
-        waiting, able = list(candidates), list[Candidate]()
+        waiting, able = list(candidates), list[ShapeCandidate]()
         while waiting and len(able) < rung.candidates:
             room = rung.candidates - len(able)
             batch, waiting = waiting[:room], waiting[room:]
@@ -244,17 +244,17 @@ class Search:
             )
         return sorted(able, key=lambda candidate: -done[candidate.name, number]["tokens_per_s"])
 
-    def _row(self, candidate: Candidate, number: int, rung: Rung, built: "Path | Failure") -> Record:
+    def _row(self, candidate: ShapeCandidate, number: int, rung: Rung, built: "Path | Failure") -> Record:
         """The record of a candidate, or of why there is none."""
         judged = built if isinstance(built, Failure) else attempted(lambda: self._judge(candidate, built))
         about = {"candidate": candidate.name, "rung": number, "tokens": rung.tokens}
         return about | ({"failed": judged.reason} if isinstance(judged, Failure) else judged)
 
-    def _judge(self, candidate: Candidate, folder: Path) -> Record:
+    def _judge(self, candidate: ShapeCandidate, folder: Path) -> Record:
         draft = replace(self.load_draft(str(folder)), name=candidate.name)
-        ways = [Way.with_draft(draft, lookahead) for lookahead in timed_at(self.lookaheads)]
-        most = longest_context(self.engine.shape.context, draft.shape.context, ways[-1].lookahead)
-        wanted = points(ways, fitting([round(self.trace.mean_context)], most), [1])
+        candidates = [Candidate.with_draft(draft, lookahead) for lookahead in timed_at(self.lookaheads)]
+        most = longest_context(self.engine.shape.context, draft.shape.context, candidates[-1].lookahead)
+        wanted = points(candidates, fitting([round(self.trace.mean_context)], most), [1])
         steps = measure(self.engine, drafting({candidate.name: draft}), wanted, self.profile, self.rounds)
         self.follow(f"timing {candidate.name}", steps, self.rounds * len(wanted))
         found = replay(draft, self.trace)
@@ -278,15 +278,15 @@ class Builder:
     folder: Path
     follow: Callable[[str, Generator[Step, None, None]], None]
 
-    def saved(self, candidate: Candidate, number: int) -> Path:
+    def saved(self, candidate: ShapeCandidate, number: int) -> Path:
         """Where a candidate lies after a rung."""
         return self.folder / candidate.folder / f"rung-{number}"
 
-    def attempt(self, number: int, rung: Rung, candidate: Candidate) -> "Path | Failure":
+    def attempt(self, number: int, rung: Rung, candidate: ShapeCandidate) -> "Path | Failure":
         """The folder of a candidate, or why it could not be built."""
         return attempted(lambda: self.build(number, rung, candidate))
 
-    def build(self, number: int, rung: Rung, candidate: Candidate) -> Path:
+    def build(self, number: int, rung: Rung, candidate: ShapeCandidate) -> Path:
         """Train a candidate for a rung, unless it has been; its folder."""
         out = self.saved(candidate, number)
         if not out.exists():
@@ -297,7 +297,7 @@ class Builder:
             unfinished.rename(out)
         return out
 
-    def _trained(self, candidate: Candidate, number: int, rung: Rung) -> Decoder:
+    def _trained(self, candidate: ShapeCandidate, number: int, rung: Rung) -> Decoder:
         """Distilled on from the rung before; what training made worse is left as it was."""
         work = self.folder / candidate.folder / f"training-{number}"
         shop = Workshop(self.store, work, self.follow, validation_tokens=8192, importance_tokens=32768)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
 from typing import Literal
 
-from shallowdraft.decoding.ways import Way
+from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.records import Record
 
 FAR = 4.0  # times as long as usual; placements of the cores make 1.5 (decision 004)
@@ -27,12 +27,12 @@ def key_of(row: Record) -> Key:
 def stalled(rows: Sequence[Record], contexts: Mapping[Key, float]) -> list[Stall]:
     """Of live runs, whether each did; contexts are the tokens before a new one."""
     found: list[Stall] = ["sure" if far else "" for far in _far(rows, _plain_s, contexts)]
-    by_way: dict[Way, list[int]] = {}
+    by_way: dict[Candidate, list[int]] = {}
     for number, row in enumerate(rows):
-        by_way.setdefault(Way.of(row), []).append(number)
-    for way, numbers in by_way.items():
+        by_way.setdefault(Candidate.of(row), []).append(number)
+    for candidate, numbers in by_way.items():
         own = [rows[number] for number in numbers]
-        figures = (_iteration_s, _token_s) if way.drafter in OF_ANY_LENGTH else (_iteration_s,)
+        figures = (_iteration_s, _token_s) if candidate.drafter in OF_ANY_LENGTH else (_iteration_s,)
         far = zip(*(_far(own, figure, contexts) for figure in figures), strict=True)
         for number, both in zip(numbers, far, strict=True):
             if all(both) and not found[number]:

@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from shallowdraft import cost
+from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.ways import Way
 from shallowdraft.errors import OptionError, ShallowdraftError
 from shallowdraft.models.model import Model
 from shallowdraft.profiling.latency import (
@@ -30,13 +30,13 @@ from shallowdraft.profiling.latency import (
 )
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records, write_whole
-from shallowdraft.replay.replays import Replay
-from shallowdraft.replay.traces import Output, Trace, read_trace, record
+from shallowdraft.replay.result import Replay
+from shallowdraft.replay.trace import Output, Trace, read_trace, record
 from shallowdraft.study.cluster import Executor, Here
 from shallowdraft.study.forecast import forecast, forecast_at, interval
-from shallowdraft.study.inside import keep_inside
 from shallowdraft.study.live import LiveRuns, Measured, measured, run_live
 from shallowdraft.study.proposers import Proposer
+from shallowdraft.study.tokens import keep_inside
 
 Follow = Callable[[str, Iterator[int], int], None]
 """Given what is being done, an iterator of how much is done that must be taken to its end, and how much there is."""
@@ -74,7 +74,7 @@ class Row:
     """A proposer in the table, at its best."""
 
     proposer: Proposer
-    way: Way
+    candidate: Candidate
     prediction: cost.Prediction
     """With `live`: for the prompts and the speed of plain decoding that it met."""
     interval: tuple[float, float]
@@ -136,7 +136,7 @@ class Study:
             "rows": [
                 {
                     "name": row.proposer.name,
-                    **asdict(row.way),
+                    **asdict(row.candidate),
                     "nodes": row.prediction.nodes,
                     "shape": row.proposer.shape,
                     "tar": row.prediction.tar,
@@ -177,7 +177,7 @@ def study(
     profile = _profiled(target, found, plan, folder / "profile.jsonl", follow)
     made = [(one, replayed, forecast(replayed, profile, plan.sizes(one))) for one, replayed in found]
     made.sort(key=lambda one: -cost.best(one[2]).tokens_per_s)
-    best = [(one, replayed.way(cost.best(curve).size)) for one, replayed, curve in made[: plan.live]]
+    best = [(one, replayed.candidate(cost.best(curve).size)) for one, replayed, curve in made[: plan.live]]
     live = _verified(target, best, trace, plan, folder / "live.jsonl", follow)
     ranked = [(_row(*one, profile, live), one[1]) for one in made]
     ranked.sort(key=lambda one: (one[0].live is None, -one[0].speed_up))
@@ -207,8 +207,8 @@ def _keep(found: Sequence[tuple[Proposer, Replay]], trace: Trace, plan: Plan, pa
 def _kept(proposer: Proposer, found: Replay, plan: Plan) -> Record:
     names = ("name", "drafter", "draft", "shape", "layers", "parameters")
     by_position = found.walk.acceptance_by_position(max(plan.sizes(proposer))).tolist()
-    way = found.way(found.walk.sizes[0])
-    about = {name: getattr(proposer, name) for name in names} | {"digest": way.digest, "dtype": way.dtype}
+    candidate = found.candidate(found.walk.sizes[0])
+    about = {name: getattr(proposer, name) for name in names} | {"digest": candidate.digest, "dtype": candidate.dtype}
     return found.to_json() | about | {"acceptance_by_position": by_position}
 
 
@@ -264,17 +264,17 @@ def _profiled(
     return read_profile(path)
 
 
-def _places(target: Model, proposer: Proposer, ways: Sequence[Way], plan: Plan) -> list[Point]:
+def _places(target: Model, proposer: Proposer, candidates: Sequence[Candidate], plan: Plan) -> list[Point]:
     """Where to time a proposer: nowhere that it is silent."""
-    most = longest_context(target.shape.context, proposer.context, max(way.lookahead for way in ways))
-    return points(ways, fitting(plan.contexts, most), [1])
+    most = longest_context(target.shape.context, proposer.context, max(candidate.lookahead for candidate in candidates))
+    return points(candidates, fitting(plan.contexts, most), [1])
 
 
-def _timed(proposer: Proposer, found: Replay, plan: Plan) -> list[Way]:
+def _timed(proposer: Proposer, found: Replay, plan: Plan) -> list[Candidate]:
     """Every tree; chains at lookaheads between which the others lie."""
     if proposer.branches:
-        return list(dict.fromkeys(map(found.way, plan.nodes)))
-    some = found.way(plan.lookaheads[0])
+        return list(dict.fromkeys(map(found.candidate, plan.nodes)))
+    some = found.candidate(plan.lookaheads[0])
     return [replace(some, lookahead=lookahead) for lookahead in timed_at(plan.lookaheads)]
 
 
@@ -293,16 +293,16 @@ def _row(
 ) -> Row:
     """What was verified live is predicted again for the speed of plain decoding that it met."""
     prediction = cost.best(curve)
-    way = found.way(prediction.size)
-    run = live.by_way.get(way)
+    candidate = found.candidate(prediction.size)
+    run = live.by_way.get(candidate)
     if run:
         prediction = forecast_at(found, profile, prediction.size, run.states)
-    return Row(proposer, way, prediction, interval(found, prediction), run, live.impossible.get(way), curve)
+    return Row(proposer, candidate, prediction, interval(found, prediction), run, live.impossible.get(candidate), curve)
 
 
 def _verified(
     target: Model,
-    chosen: Sequence[tuple[Proposer, Way]],
+    chosen: Sequence[tuple[Proposer, Candidate]],
     trace: Trace,
     plan: Plan,
     path: Path,
@@ -312,10 +312,15 @@ def _verified(
         return LiveRuns()
     outputs = spread([output for output in trace.outputs if len(output.output) > 1], plan.live_prompts)
     setting = about(target) | {"max_new_tokens": plan.max_new_tokens}
-    options, ways = {proposer.whose: proposer.options for proposer, _ in chosen}, [way for _, way in chosen]
-    steps = run_live(target, options, ways, outputs, path, max_new_tokens=plan.max_new_tokens, rounds=1, about=setting)
-    follow("running the best live", steps, len(outputs) * len(ways))
-    return measured(path, outputs, ways)
+    options, candidates = (
+        {proposer.whose: proposer.options for proposer, _ in chosen},
+        [candidate for _, candidate in chosen],
+    )
+    steps = run_live(
+        target, options, candidates, outputs, path, max_new_tokens=plan.max_new_tokens, rounds=1, about=setting
+    )
+    follow("running the best live", steps, len(outputs) * len(candidates))
+    return measured(path, outputs, candidates)
 
 
 def spread(outputs: Sequence[Output], count: int) -> list[Output]:

@@ -1,0 +1,39 @@
+"""The target without some of its parts as its own draft."""
+
+from collections.abc import Collection
+
+from torch import Tensor
+
+from shallowdraft.decoding.drafters.model import ModelDrafter
+from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.state import State
+from shallowdraft.models.cache import KVCache
+from shallowdraft.models.decoder import Decoder
+
+
+class SkipDrafter(ModelDrafter):
+    """The target itself without some of its parts: no second model, and no second cache.
+
+    What it writes to the cache for the tokens it proposes, verification overwrites.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        skips: Collection[int],
+        lookahead: int,
+        sampling: Sampling,
+        min_confidence: float | None = None,
+    ) -> None:
+        super().__init__(target.skipping(skips), lookahead, sampling, target.shape.vocab, min_confidence)
+
+    def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
+        self.cache = cache
+
+    def _unread(self, state: State, missed: int) -> tuple[Tensor, Tensor]:
+        return state.tail(1)  # the target has read all others
+
+
+def early_exit(layers: int) -> frozenset[int]:
+    """What to skip where nothing was searched for: the second half of the layers."""
+    return frozenset(range(2 * -(-layers // 2), 2 * layers))

@@ -1,0 +1,86 @@
+"""Look inside: texts token by token, where the winner does best and where it does worst."""
+
+from dataclasses import dataclass
+
+from shallowdraft.report.figures import Gap
+from shallowdraft.report.run import Entry, Run, Text
+
+SOURCES = {
+    "accepted": "accepted draft token",
+    "correction": "the target's correction",
+    "bonus": "bonus: the target's token behind a proposal that was accepted whole",
+    "own": "the target's own token, nothing was proposed",
+}
+HELD_BACK = "·"  # a token without text of its own
+NEW_LINE, RETURN = "\n", "↵"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of text and where it came from."""
+
+    text: str
+    source: str
+    tip: str | None
+    """What was rejected, if that is known."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text as one proposer made it."""
+
+    label: str
+    where: str
+    tar: float
+    tokens: list[Token]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A prompt and its text, by the winner first."""
+
+    kind: str
+    set: str
+    id: str
+    prompt: str
+    readings: list[Reading]
+
+
+def generations(run: Run) -> list[Generation] | Gap:
+    """Prompts of most and of least tokens an iteration."""
+    candidates = {(one.drafter, one.draft, one.best.lookahead): one for one in run.predicted}
+    known = [text for text in run.texts if text.candidate in candidates]
+    if not known:
+        return Gap("texts token by token", "None was kept; run the same study command again, it reuses the rest.")
+    winner = min((text.candidate for text in known), key=list(candidates).index)
+    ordered = sorted((text for text in known if text.candidate == winner), key=lambda text: -text.tar)
+    middle = (len(ordered) + 1) // 2  # a study keeps both ends
+    best, worst = ordered[:middle], ordered[middle:][::-1]
+    return [
+        Generation(
+            kind,
+            first.set,
+            first.id,
+            first.prompt,
+            [
+                _reading(candidates[text.candidate], text)
+                for text in [first, *(text for text in known if _beside(text, first))]
+            ],
+        )
+        for kind, texts in (("best", best), ("worst", worst))
+        for first in texts
+    ]
+
+
+def _beside(text: Text, first: Text) -> bool:
+    """Whether it is another proposer on the same prompt."""
+    return text is not first and (text.set, text.id, text.sample) == (first.set, first.id, first.sample)
+
+
+def _reading(entry: Entry, text: Text) -> Reading:
+    return Reading(entry.label, entry.best.where, text.tar, [_token(*one) for one in text.tokens])
+
+
+def _token(text: str, source: str, replaced: str | None) -> Token:
+    tip = None if replaced is None else f"instead of “{replaced.replace(NEW_LINE, RETURN)}”"
+    return Token(text.replace(NEW_LINE, RETURN + NEW_LINE) or HELD_BACK, source, tip)

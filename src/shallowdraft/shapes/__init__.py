@@ -1,0 +1,1 @@
+"""Shapes of models: their tensors, bytes and FLOPs, without torch."""
