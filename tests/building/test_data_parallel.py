@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from building.test_training import RECIPE, SHAPE, reader
 from shallowdraft.building import data_parallel
-from shallowdraft.building.corpus import open_store
+from shallowdraft.building.token_store import open_store
 from shallowdraft.building.jobs import Distil, Pretrain
 from shallowdraft.building.masks import Shear
 from shallowdraft.building.training import fresh_decoder, train
