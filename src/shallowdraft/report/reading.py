@@ -184,7 +184,7 @@ def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
     )
     if not ended:
         return named
-    times, live, disturbed = Iteration(**row["iteration"]), row["live"], row.get("disturbed")
+    times, live, disturbed = Iteration.from_json(row["iteration"]), row["live"], row.get("disturbed")
     low, high = row["predicted_interval"]
     return replace(
         named,
@@ -209,7 +209,7 @@ def _tars(figures: Record) -> Tars:
 
 
 def _prediction(one: Record) -> Prediction:
-    times = Iteration(one["draft_s"], one["target_s"], one["rest_s"])
+    times = Iteration.from_json(one)
     return Prediction(one["lookahead"], one["tar"], times, one["plain_s"], one["nodes"], _silence(one))
 
 
