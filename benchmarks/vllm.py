@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shallowdraft as sd
-from shallowdraft.bench.endpoint import Answer, Counters, Endpoint
+from shallowdraft.bench.endpoint import Counters, Endpoint, StreamedAnswer
 from shallowdraft.decoding.divergence import explain
 from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.export.advice import Advice
@@ -59,7 +59,7 @@ class Served:
     """A server and its answers."""
 
     endpoint: Endpoint
-    answers: dict[str, list[Answer]] = field(default_factory=lambda: {TIMED: [], JUDGED: []})
+    answers: dict[str, list[StreamedAnswer]] = field(default_factory=lambda: {TIMED: [], JUDGED: []})
     """By set of prompts."""
     counted: Record = field(default_factory=dict)
     """By its Prometheus counters, over all of them."""
@@ -100,21 +100,21 @@ def wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     raise SystemExit(f"vLLM did not start within {START_S} s; see {log}")
 
 
-def ask(served: Served, prompt: Sequence[int], new_tokens: int) -> Answer:
+def ask(served: Served, prompt: Sequence[int], new_tokens: int) -> StreamedAnswer:
     request = {"prompt": list(prompt), "max_tokens": new_tokens, "temperature": 0.0, "return_token_ids": True}
     return served.endpoint.ask(request, chat=False)
 
 
-def steps(answer: Answer) -> int:
+def steps(answer: StreamedAnswer) -> int:
     """Iterations; without a draft every token behind the first is one."""
     return answer.speculation["num_spec_steps"] if answer.speculation else kept(answer)
 
 
-def seconds(answer: Answer) -> float:
+def seconds(answer: StreamedAnswer) -> float:
     return answer.arrivals_s[-1] - answer.arrivals_s[0]
 
 
-def kept(answer: Answer) -> int:
+def kept(answer: StreamedAnswer) -> int:
     """Tokens of iterations: all but the first."""
     return answer.tokens - 1
 

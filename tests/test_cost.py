@@ -25,10 +25,10 @@ tars = st.floats(1, 9)
 @pytest.mark.parametrize("draft", TABLE_5)
 def test_table_5_a_draft_at_its_parity_latency_is_as_fast_as_the_smallest(draft: str):
     draft_ms, parity_ms, reduction = TABLE_5[draft]
-    smallest, target_s, tar = Iteration(43.7e-3, 0.1), 0.1, 3.0
+    smallest, verify_s, tar = Iteration(43.7e-3, 0.1), 0.1, 3.0
     # the TAR of this draft that the paper's parity latency stands for
-    its_tar = cost.required_tar(cost.throughput(tar, smallest), Iteration(parity_ms * 1e-3, target_s))
-    found = cost.parity_latency(its_tar, Iteration(draft_ms * 1e-3, target_s), tar, smallest)
+    its_tar = cost.required_tar(cost.throughput(tar, smallest), Iteration(parity_ms * 1e-3, verify_s))
+    found = cost.parity_latency(its_tar, Iteration(draft_ms * 1e-3, verify_s), tar, smallest)
     assert found == pytest.approx(parity_ms * 1e-3)
     assert 100 * (1 - found / (draft_ms * 1e-3)) == pytest.approx(reduction, abs=0.05)
 
@@ -41,16 +41,16 @@ def test_table_7_seven_steps_take_what_table_5_says():
 
 @given(tars, seconds, seconds, tars, seconds, seconds)
 def test_parity_latency_and_extra_tar_both_mean_equal_throughput(
-    tar: float, draft_s: float, target_s: float, best_tar: float, best_s: float, best_target_s: float
+    tar: float, draft_s: float, verify_s: float, best_tar: float, best_s: float, best_verify_s: float
 ):
-    mine, best = Iteration(draft_s, target_s), Iteration(best_s, best_target_s)
+    mine, best = Iteration(draft_s, verify_s), Iteration(best_s, best_verify_s)
     wanted = cost.throughput(best_tar, best)
     enough = tar + cost.extra_tar(tar, mine, best_tar, best)
     assert enough / mine.total_s == pytest.approx(wanted)
     parity_s = cost.parity_latency(tar, mine, best_tar, best)
-    assert tar / (parity_s + target_s) == pytest.approx(wanted)
-    if target_s == best_target_s:  # the paper's form, with one verification time
-        assert parity_s == pytest.approx(tar / best_tar * (target_s + best_s) - target_s)
+    assert tar / (parity_s + verify_s) == pytest.approx(wanted)
+    if verify_s == best_verify_s:  # the paper's form, with one verification time
+        assert parity_s == pytest.approx(tar / best_tar * (verify_s + best_s) - verify_s)
 
 
 def test_no_token_less_than_the_targets_own():
@@ -69,8 +69,8 @@ def test_at_full_acceptance_tar_is_lookahead_plus_one():
 
 
 @given(tars, seconds, seconds, st.floats(0, 1), seconds)
-def test_the_waterfall_adds_up(tar: float, draft_s: float, target_s: float, rest_s: float, plain_s: float):
-    found = Prediction(8, tar, Iteration(draft_s, target_s, rest_s), plain_s)
+def test_the_waterfall_adds_up(tar: float, draft_s: float, verify_s: float, other_s: float, plain_s: float):
+    found = Prediction(8, tar, Iteration(draft_s, verify_s, other_s), plain_s)
     fall = found.waterfall
     assert fall.ideal == pytest.approx(tar)
     assert fall.ideal - fall.drafting - fall.verifying - fall.rest == pytest.approx(fall.actual)
@@ -101,5 +101,14 @@ def test_the_best_lookahead_is_inside_when_drafting_costs():
 def test_times_must_be_times(wrong: float):
     with pytest.raises(OptionError, match="must be a time"):
         Iteration(wrong, 1.0)
-    with pytest.raises(OptionError, match="target_s is 0"):
+    with pytest.raises(OptionError, match="verify_s is 0"):
         Iteration(1.0, 0)
+
+
+def test_times_are_read_as_they_are_written_and_as_earlier_versions_wrote_them():
+    times = Iteration(0.1, 1.2, 0.3)
+    assert times.to_json() == {"draft_s": 0.1, "verify_s": 1.2, "other_s": 0.3}
+    assert Iteration.from_json(times.to_json()) == times
+    assert Iteration.from_json({"draft_s": 0.1, "target_s": 1.2, "rest_s": 0.3}) == times
+    with pytest.raises(KeyError, match="target_s"):
+        Iteration.from_json({"draft_s": 0.1})

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite
+from typing import Any
 
 from shallowdraft.errors import OptionError
 
@@ -19,17 +20,27 @@ class Iteration:
     """Seconds of one iteration: drafting, verifying, everything else."""
 
     draft_s: float
-    target_s: float
-    rest_s: float = 0.0
+    verify_s: float
+    other_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isfinite(value) or value < 0 or (name == "target_s" and value == 0):
+            if not isfinite(value) or value < 0 or (name == "verify_s" and value == 0):
                 raise OptionError(f"{name} is {value}; it must be a time in seconds above 0")
 
     @property
     def total_s(self) -> float:
-        return self.draft_s + self.target_s + self.rest_s
+        return self.draft_s + self.verify_s + self.other_s
+
+    def to_json(self) -> dict[str, float]:
+        """Return the seconds of each part, as records and commands write them."""
+        return {"draft_s": self.draft_s, "verify_s": self.verify_s, "other_s": self.other_s}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Iteration":
+        """Read the parts from a record; earlier versions called the last two `target_s` and `rest_s`."""
+        verify, other = ("verify_s", "other_s") if "verify_s" in record else ("target_s", "rest_s")
+        return cls(record["draft_s"], record[verify], record[other])
 
 
 def mean_iteration(iterations: Sequence[Iteration], weights: Sequence[float]) -> Iteration:
@@ -42,7 +53,7 @@ def mean_iteration(iterations: Sequence[Iteration], weights: Sequence[float]) ->
     def mean(part: str) -> float:
         return float(sum(getattr(one, part) * weight for one, weight in rows) / total)
 
-    return Iteration(mean("draft_s"), mean("target_s"), mean("rest_s"))
+    return Iteration(mean("draft_s"), mean("verify_s"), mean("other_s"))
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ def extra_tar(tar: float, iteration: Iteration, best_tar: float, best: Iteration
 
 def parity_latency(tar: float, iteration: Iteration, best_tar: float, best: Iteration) -> float:
     """Seconds of drafting at which a draft would be as fast as another one; below 0 no draft of that TAR can be."""
-    return tar / throughput(best_tar, best) - iteration.target_s - iteration.rest_s
+    return tar / throughput(best_tar, best) - iteration.verify_s - iteration.other_s
 
 
 def independent_tar(acceptance_rate: float, lookahead: int) -> float:
@@ -177,8 +188,8 @@ class Prediction:
         """Losses in the order in which they arise; with `actual` they add up to `ideal`."""
         plain, tar = self.plain_s, max(self.tar, 1.0)
         steps = [plain, plain + self.iteration.draft_s]
-        steps.append(steps[-1] + self.iteration.target_s - plain)
-        steps.append(steps[-1] + self.iteration.rest_s)
+        steps.append(steps[-1] + self.iteration.verify_s - plain)
+        steps.append(steps[-1] + self.iteration.other_s)
         gains = [tar * plain / seconds for seconds in steps]
         drafting, verifying, rest = (before - after for before, after in pairwise(gains))
         return Waterfall(gains[0], drafting, verifying, rest, gains[-1])

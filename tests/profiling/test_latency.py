@@ -88,9 +88,9 @@ def test_what_is_asked_for_at_a_speed_comes_from_samples_at_that_speed(tmp_path:
     for state in states:
         found = profile.iteration("d", 1, 64, state=MachineState(state["plain_s"]))
         assert found.draft_s == pytest.approx(state["draft_s"], rel=0.01)
-        assert found.target_s == pytest.approx(state["target_s"], rel=0.01)
+        assert found.verify_s == pytest.approx(state["target_s"], rel=0.01)
     far = profile.iteration("d", 1, 64, state=MachineState(22.0))  # as slow as never: in the ratios of the slower state
-    assert far.target_s == pytest.approx(33.0, rel=0.02)
+    assert far.verify_s == pytest.approx(33.0, rel=0.02)
 
 
 def test_a_state_that_one_point_has_not_met_is_known_from_the_others(tmp_path: Path):
@@ -111,9 +111,9 @@ def test_one_disturbed_sample_decides_nothing(tmp_path: Path, monkeypatch):
     rows = [{"plain_s": 1.0 + number / 100, "target_s": 1.1 + 1.1 * number / 100} for number in range(12)]
     rows.append({"plain_s": 1.6, "target_s": 44.0})
     profile = read_profile(written(tmp_path / "p", rows))
-    assert profile.iteration("d", 1, 64, state=MachineState(1.6)).target_s == pytest.approx(1.6 * 1.1, rel=0.01)
+    assert profile.iteration("d", 1, 64, state=MachineState(1.6)).verify_s == pytest.approx(1.6 * 1.1, rel=0.01)
     monkeypatch.setattr(latency, "SEVERAL", 1)
-    assert profile.iteration("d", 1, 64, state=MachineState(1.6)).target_s == pytest.approx(44.0, rel=0.01)
+    assert profile.iteration("d", 1, 64, state=MachineState(1.6)).verify_s == pytest.approx(44.0, rel=0.01)
 
 
 def test_cores_that_moved_are_another_state(tmp_path: Path):
@@ -122,15 +122,15 @@ def test_cores_that_moved_are_another_state(tmp_path: Path):
     profile = read_profile(written(tmp_path / "p", [placements[number % 2] for number in range(8)]))
     for placement in placements:
         found = profile.iteration("d", 1, 64, state=MachineState(1.0, placement["handover_s"]))
-        assert found.target_s == pytest.approx(placement["target_s"])
-    unknown = profile.iteration("d", 1, 64, state=MachineState(1.0)).target_s
+        assert found.verify_s == pytest.approx(placement["target_s"])
+    unknown = profile.iteration("d", 1, 64, state=MachineState(1.0)).verify_s
     assert placements[0]["target_s"] < unknown < placements[1]["target_s"]
 
 
 def test_verification_is_the_same_for_all_drafts(tmp_path: Path):
     rows = [{"draft": draft, "target_s": seconds} for draft, seconds in (("d", 1.0), ("e", 1.2), ("e", 1.4))]
     profile = read_profile(written(tmp_path / "p", rows))
-    assert profile.iteration("d", 1, 64).target_s == profile.iteration("e", 1, 64).target_s == pytest.approx(1.2)
+    assert profile.iteration("d", 1, 64).verify_s == profile.iteration("e", 1, 64).verify_s == pytest.approx(1.2)
 
 
 def test_other_proposers_leave_the_times_of_drafts_alone(tmp_path: Path):
@@ -141,8 +141,8 @@ def test_other_proposers_leave_the_times_of_drafts_alone(tmp_path: Path):
     assert profile.drafts == ["d"]
     state = MachineState(1.0)
     for met in (None, state):
-        assert profile.iteration("d", 1, 64, state=met).target_s == pytest.approx(1.2)
-        assert profile.iteration_of(Candidate("d", 1, "tree", tree), 64, state=met).target_s == pytest.approx(2.0)
+        assert profile.iteration("d", 1, 64, state=met).verify_s == pytest.approx(1.2)
+        assert profile.iteration_of(Candidate("d", 1, "tree", tree), 64, state=met).verify_s == pytest.approx(2.0)
     assert profile.target_s(1, 64) == pytest.approx(1.2)
     with pytest.raises(RecordError, match="no times of other"):
         profile.covers(Candidate("other", 1))

@@ -114,12 +114,12 @@ def _row(name: str, at: int, lookaheads: int) -> Record:
         "predicted_speed_up": best.speed_up,
         "predicted_interval": [0.95 * best.speed_up, 1.05 * best.speed_up],
         "break_even_tar": best.break_even_tar,
-        "iteration": asdict(best.iteration),
+        "iteration": best.iteration.to_json(),
         "waterfall": asdict(best.waterfall),
         "live": live,
         "curve": [
             {"size": one.size, "lookahead": one.lookahead, "nodes": 0, "tar": one.tar, "plain_s": one.plain_s}
-            | asdict(one.iteration)
+            | one.iteration.to_json()
             for one in curve
         ],
     }

@@ -109,6 +109,20 @@ def test_a_study_without_live_runs_or_curves(tmp_path: Path):
     assert "no predictions at every lookahead" in html
 
 
+def test_times_of_an_iteration_by_the_names_of_earlier_versions(tmp_path: Path):
+    run = make_run(tmp_path / "run", 2)
+    text = (run / "study.json").read_text()
+    entries = read_run(run).entries
+    assert all(one.prediction and one.curve for one in entries)
+    earlier = text.replace('"verify_s"', '"target_s"').replace('"other_s"', '"rest_s"')
+    assert earlier != text
+    (run / "study.json").write_text(earlier)
+    assert read_run(run).entries == entries
+    (run / "study.json").write_text(text.replace('"other_s"', '"rest_s"'))  # half of each
+    with pytest.raises(RecordError, match=r"other_s is missing; .*run the study again"):
+        read_run(run)
+
+
 def test_a_run_that_was_killed_while_it_wrote(tmp_path: Path):
     run = make_run(tmp_path / "run")
     (run / "study.json").unlink()
@@ -229,7 +243,7 @@ def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
     make_server(run / "drafted.jsonl", 1.5, 0.5, draft=row["draft"], lookahead=row["lookahead"])
     (gains,) = [one for one in make([read_run(run)]).figures if one.id == "gains"]
     (its,) = [one for one in row["curve"] if one["lookahead"] == row["lookahead"]]
-    expected = its["tar"] * its["plain_s"] / (its["draft_s"] + its["target_s"] + its["rest_s"])
+    expected = its["tar"] * its["plain_s"] / (its["draft_s"] + its["verify_s"] + its["other_s"])
     assert gains.table.rows[0][7] == pytest.approx(expected)
 
 
@@ -296,7 +310,7 @@ def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
     winner = run.predicted[0].best
     candidates = zip(run.predicted[1:], lags(run.predicted)[1:], strict=True)
     for one, lag in candidates:
-        verify_s = one.best.iteration.target_s + one.best.iteration.rest_s
+        verify_s = one.best.iteration.verify_s + one.best.iteration.other_s
         per_token_s = winner.iteration.total_s / winner.tar
         assert lag.extra_tar == pytest.approx((verify_s + one.best.iteration.draft_s) / per_token_s - one.best.tar)
         assert lag.parity_s == pytest.approx(one.best.tar * per_token_s - verify_s)

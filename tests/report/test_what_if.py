@@ -1,7 +1,7 @@
 """The sliders' formula is that of cost.py: Vega computes it, cost.py says what it must be."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import altair as alt
 import pytest
@@ -18,7 +18,7 @@ POINTS.append(replace(POINTS[-2], silence=Silence(200, 0.3, 0.1)))
 def in_vega(settings: dict[str, float]) -> list[tuple[float, float]]:
     """Throughput and speed-up of every point, as the page's expressions give them."""
     rows = [
-        {"number": number, "most_tar": one.most_tar, "tar": one.tar, "plain_s": one.plain_s, **asdict(one.iteration)}
+        {"number": number, "most_tar": one.most_tar, "tar": one.tar, "plain_s": one.plain_s, **one.iteration.to_json()}
         for number, one in enumerate(POINTS)
     ]
     chart = alt.Chart(alt.InlineData(values=rows))
@@ -36,7 +36,7 @@ def expected(one: Prediction, settings: dict[str, float]) -> Prediction:
     draft, target, acceptance, bandwidth = (settings[name] for name in SLIDERS)
     times = one.iteration
     tar = min(one.most_tar, 1 + (one.tar - 1) * acceptance)
-    new = Iteration(times.draft_s * draft / bandwidth, times.target_s * target / bandwidth, times.rest_s)
+    new = Iteration(times.draft_s * draft / bandwidth, times.verify_s * target / bandwidth, times.other_s)
     return Prediction(one.lookahead, tar, new, one.plain_s * target / bandwidth)
 
 

@@ -1,4 +1,4 @@
-"""Servers to test: in a process of their own as a user starts them, or in a thread where a test can look inside."""
+"""Servers for tests: `shallowdraft serve` in a process, or an `ApiServer` in a thread that a test can look into."""
 
 import os
 import re
@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import shallowdraft as sd
-from shallowdraft.serving.app import Limits
-from shallowdraft.serving.server import Server, listen
+from shallowdraft.serving.app import RequestLimits
+from shallowdraft.serving.server import ApiServer, listen
 from shallowdraft.serving.worker import Worker
 
 LOOKAHEAD = 2
 PAIR = ["--target", "zoo:target", "--draft", "zoo:4x128", "--lookahead", str(LOOKAHEAD)]
 
 
-class Process:
-    """`shallowdraft serve` on a free port, without a GPU."""
+class ServerProcess:
+    """A process of `shallowdraft serve` on a free port, on the CPU."""
 
     def __init__(self, folder: Path, *options: str, api_key: str = "") -> None:
         self._log = folder / "server.log"
@@ -33,10 +33,10 @@ class Process:
                 stderr=log,
                 env=environment | ({"SHALLOWDRAFT_API_KEY": api_key} if api_key else {}),
             )
-        until(lambda: "served at" in self.log or self._process.poll() is not None, 300)
-        found = re.search(r"http://\S+", self.log)
-        assert found, self.log
-        self.url = found[0]
+        wait_until(lambda: "served at" in self.log or self._process.poll() is not None, 300)
+        address = re.search(r"http://\S+", self.log)
+        assert address, self.log
+        self.url = address[0]
 
     @property
     def log(self) -> str:
@@ -51,11 +51,12 @@ class Process:
 
 @contextmanager
 def in_thread(
-    target: sd.Model, draft: sd.Model | None, *, rows: int = 4, queue: int = 8, body_bytes: int = 100_000, **limits: int
-) -> Iterator[tuple[Server, str]]:
-    given = {"longest": 2000, "prompt_tokens": 500, "tokens": 1900, "prompts": queue} | limits
-    limited = Limits(**given, body_bytes=body_bytes)
-    server = Server(target, draft, LOOKAHEAD, Worker(), rows=rows, queue=queue, limits=limited)
+    target: sd.Model, draft: sd.Model | None, *, rows: int = 4, queue: int = 8, **limits: int
+) -> Iterator[tuple[ApiServer, str]]:
+    """Run a server in a thread; yield it and its URL."""
+    defaults = {"max_model_len": 2000, "max_prompt_tokens": 500, "max_new_tokens": 1900, "max_body_bytes": 100_000}
+    request_limits = RequestLimits(**defaults | {"max_prompts": queue} | limits)
+    server = ApiServer(target, draft, LOOKAHEAD, Worker(), rows=rows, queue=queue, limits=request_limits)
     with listen("127.0.0.1", 0, None) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=server.serve_on, args=(listening,))
@@ -68,8 +69,8 @@ def in_thread(
     assert not thread.is_alive()
 
 
-def until(true: Callable[[], bool], most_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     begin_s = time.perf_counter()
-    while not true():
-        assert time.perf_counter() - begin_s < most_s
+    while not condition():
+        assert time.perf_counter() - begin_s < timeout_s
         time.sleep(0.02)

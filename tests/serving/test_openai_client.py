@@ -1,4 +1,4 @@
-"""The official client against a server process: what it gets is what `generate` gives."""
+"""OpenAI's client against a server process: its answers are those of `generate`."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2 as httpx
 import openai
 import pytest
-from running import LOOKAHEAD, Process
+from running import LOOKAHEAD, ServerProcess
 
 import shallowdraft as sd
 
@@ -27,7 +27,7 @@ def models() -> tuple[sd.Model, sd.Model]:
 def server(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("server")
     (folder / "template").write_text(TEMPLATE)
-    process = Process(folder, "--chat-template", str(folder / "template"), "--rows", "3", api_key=KEY)
+    process = ServerProcess(folder, "--chat-template", str(folder / "template"), "--rows", "3", api_key=KEY)
     yield process
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def client(server: Process):
+def client(server: ServerProcess):
     with openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0) as client:
         yield client
 
@@ -50,7 +50,7 @@ OPTIONS = [
 
 
 def generated(models, prompt, **options) -> sd.Generation:
-    """The same by `generate`."""
+    """Generate the same completion in this process."""
     mapped = {"max_new_tokens": options.pop("max_tokens")} | options.pop("extra_body", {}) | options
     return sd.generate(models[0], prompt, draft=models[1], lookahead=LOOKAHEAD, **mapped)
 
@@ -60,12 +60,12 @@ def generated(models, prompt, **options) -> sd.Generation:
 def test_completions(client, models, options, stream: bool):
     alone = generated(models, f"Once upon a time in {SECRET}", **options)
     ids = models[0].encode(f"Once upon a time in {SECRET}")
-    asked = {"model": "zoo:target", "prompt": ids if stream else f"Once upon a time in {SECRET}", **options}
+    request = {"model": "zoo:target", "prompt": ids if stream else f"Once upon a time in {SECRET}", **options}
     if not stream:
-        whole = client.completions.create(**asked)
+        whole = client.completions.create(**request)
         choice, usage, text = whole.choices[0], whole.usage, whole.choices[0].text
     else:
-        *chunks, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        *chunks, last = client.completions.create(**request, stream=True, stream_options={"include_usage": True})
         choice, usage = chunks[-1].choices[0], last.usage
         text = "".join(chunk.choices[0].text for chunk in chunks)
         assert len(chunks) > 1
@@ -81,35 +81,35 @@ def test_chats(client, models, stream: bool):
     ]
     prompt = f"system: Be brief.\nuser: {SECRET}\nassistant:"
     alone = generated(models, prompt, max_tokens=20, temperature=1.0, seed=2)
-    asked = {"model": "zoo:target", "messages": messages, "max_completion_tokens": 20, "seed": 2}
+    request = {"model": "zoo:target", "messages": messages, "max_completion_tokens": 20, "seed": 2}
     if stream:
-        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**request, stream=True)]
         assert [delta.role for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
         text = "".join(delta.content for delta in deltas)
     else:
-        text = client.chat.completions.create(**asked).choices[0].message.content
+        text = client.chat.completions.create(**request).choices[0].message.content
     assert text == alone.text
 
 
-def test_a_conversation_goes_on_with_what_the_client_was_given(client):
-    """With the nulls that its messages have; a developer is a system; fields with the value that does nothing."""
+def test_an_answer_can_be_sent_back_in_the_next_turn(client):
+    """Its null fields are ignored, a developer is a system, and fields may have the value that has no effect."""
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     nothing = {"n": 1, "presence_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"}, "user": "me"}
     more = {"extra_body": {"repetition_penalty": 1.0, "min_p": 0, "tools": None}}
     for turn in range(2):
-        asked = {"model": "zoo:target", "messages": messages, "max_completion_tokens": 5, "temperature": 0}
-        answer = client.chat.completions.create(**asked, **nothing, **more)
+        request = {"model": "zoo:target", "messages": messages, "max_completion_tokens": 5, "temperature": 0}
+        answer = client.chat.completions.create(**request, **nothing, **more)
         messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": f"And {turn}?"}]
 
 
 def test_two_limits_that_differ_are_refused(client):
-    asked = {"model": "zoo:target", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
-    assert client.chat.completions.create(**asked, max_completion_tokens=5).usage.completion_tokens == 5
+    request = {"model": "zoo:target", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+    assert client.chat.completions.create(**request, max_completion_tokens=5).usage.completion_tokens == 5
     with pytest.raises(openai.BadRequestError, match="differ; send one"):
-        client.chat.completions.create(**asked, max_completion_tokens=6)
+        client.chat.completions.create(**request, max_completion_tokens=6)
 
 
-def test_several_prompts_are_a_choice_each(client, models):
+def test_each_of_several_prompts_gets_a_choice(client, models):
     prompts = ["The river", "The river", "A house"]
     options = {"max_tokens": 10, "temperature": 1.0, "seed": 4}
     choices = client.completions.create(model="zoo:target", prompt=prompts, **options).choices
@@ -117,18 +117,19 @@ def test_several_prompts_are_a_choice_each(client, models):
     assert [(choice.index, choice.text) for choice in choices] == [(i, out.text) for i, out in enumerate(alone)]
 
 
-def test_requests_that_come_while_others_run(client, models):
-    """More than there are rows, each with options of its own."""
-    asked = [(f"{SECRET} {number}", OPTIONS[number % 4]) for number in range(6)]
-    barrier = threading.Barrier(len(asked))
+def test_requests_that_arrive_while_others_run(client, models):
+    """There are more than rows, each with its own options."""
+    requests = [(f"{SECRET} {number}", OPTIONS[number % 4]) for number in range(6)]
+    barrier = threading.Barrier(len(requests))
 
-    def ask(one):
+    def ask(request):
         barrier.wait()
-        return client.completions.create(model="zoo:target", prompt=one[0], **one[1]).choices[0].text
+        prompt, options = request
+        return client.completions.create(model="zoo:target", prompt=prompt, **options).choices[0].text
 
-    with ThreadPoolExecutor(len(asked)) as pool:
-        texts = list(pool.map(ask, asked))
-    assert texts == [generated(models, prompt, **options).text for prompt, options in asked]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        texts = list(pool.map(ask, requests))
+    assert texts == [generated(models, prompt, **options).text for prompt, options in requests]
 
 
 def test_metrics_count_what_generate_counts(client, server, models):
@@ -169,7 +170,7 @@ def test_metrics_count_what_generate_counts(client, server, models):
     ],
     ids=str,
 )
-def test_what_is_not_done_is_refused(server, changed, error):
+def test_unsupported_requests_are_refused(server, changed, error):
     body = json.dumps({"model": "zoo:target", "prompt": "x"} | changed)
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     answer = httpx.post(f"{server.url}/completions", content=body, headers=headers)
@@ -178,26 +179,26 @@ def test_what_is_not_done_is_refused(server, changed, error):
 
 
 @pytest.mark.parametrize("content", ["\ud800", [{"type": "text", "text": "\ud800"}]])
-def test_a_chat_that_is_no_text_is_refused(server, content):
+def test_a_chat_that_is_not_unicode_is_refused(server, content):
     body = json.dumps({"model": "zoo:target", "messages": [{"role": "user", "content": content}]})
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     answer = httpx.post(f"{server.url}/chat/completions", content=body, headers=headers)
     assert (answer.status_code, "not valid Unicode" in answer.text) == (400, True)
 
 
-def test_a_wrong_key_opens_nothing_but_health(server):
+def test_a_wrong_key_opens_only_health(server):
     stranger = openai.OpenAI(base_url=server.url, api_key=KEY + "?", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError, match="missing or wrong"):
         stranger.completions.create(model="zoo:target", prompt="x")
     root = server.url.removesuffix("/v1")
-    found = {
+    statuses = {
         path: httpx.get(root + path).status_code for path in ("/v1/models", "/metrics", "/openapi.json", "/health")
     }
-    assert found == {"/v1/models": 401, "/metrics": 401, "/openapi.json": 401, "/health": 200}
+    assert statuses == {"/v1/models": 401, "/metrics": 401, "/openapi.json": 401, "/health": 200}
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Basic", ""])
-def test_the_scheme_before_the_key_is_written_in_any_case(server, scheme: str):
+def test_the_scheme_before_the_key_may_be_in_any_case(server, scheme: str):
     answer = httpx.get(f"{server.url}/models", headers={"Authorization": f"{scheme} {KEY}".strip()})
     assert answer.status_code == (200 if scheme.lower() == "bearer" else 401)
 
@@ -211,10 +212,10 @@ def test_models(client):
 
 @pytest.mark.slow
 def test_a_signal_lets_running_requests_finish(tmp_path: Path, models):
-    process = Process(tmp_path)
+    process = ServerProcess(tmp_path)
     with openai.OpenAI(base_url=process.url, api_key="none", max_retries=0) as client:
-        asked = {"model": "zoo:target", "prompt": "The river", "max_tokens": 600, "temperature": 0}
-        chunks = client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
+        request = {"model": "zoo:target", "prompt": "The river", "max_tokens": 600, "temperature": 0}
+        chunks = client.completions.create(**request, stream=True, extra_body={"ignore_eos": True})
         text = next(chunks).choices[0].text
         process.signal(signal.SIGTERM)
         with pytest.raises(openai.InternalServerError, match="stopping"):
@@ -227,14 +228,14 @@ def test_a_signal_lets_running_requests_finish(tmp_path: Path, models):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, number: int):
-    process = Process(tmp_path)
+    process = ServerProcess(tmp_path)
     with openai.OpenAI(base_url=process.url, api_key="none", max_retries=0) as client:
-        asked = {"model": "zoo:target", "prompt": "x", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-        chunks = client.completions.create(**asked, stream=True)
+        request = {"model": "zoo:target", "prompt": "x", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+        chunks = client.completions.create(**request, stream=True)
         next(chunks)
         process.signal(number)
         with pytest.raises(openai.InternalServerError, match="stopping"):
-            client.completions.create(**asked)
+            client.completions.create(**request)
         process.signal(number)
         assert process.wait() == 128 + number
         with pytest.raises((openai.APIError, httpx.HTTPError)):
@@ -244,13 +245,13 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, number: int):
 
 @pytest.mark.slow
 def test_half_an_answer_is_an_error_for_the_client(tmp_path: Path):
-    process = Process(tmp_path)
+    process = ServerProcess(tmp_path)
     with openai.OpenAI(base_url=process.url, api_key="none", max_retries=0) as client:
-        asked = {"model": "zoo:target", "prompt": "x", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-        chunks = client.completions.create(**asked, stream=True)
+        request = {"model": "zoo:target", "prompt": "x", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+        chunks = client.completions.create(**request, stream=True)
         next(chunks)
         with ThreadPoolExecutor(1) as pool:
-            whole = pool.submit(client.completions.create, **asked)
+            whole = pool.submit(client.completions.create, **request)
             next(chunks)
             process.signal(signal.SIGKILL)
             with pytest.raises((openai.APIError, httpx.HTTPError)):

@@ -1,4 +1,4 @@
-"""A server that is asked for too much, left alone, broken or told to stop."""
+"""A server whose limits are exceeded, whose clients disconnect, whose engine fails, and that is told to stop."""
 
 import copy
 import http.client
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import pytest
 from pydantic import ValidationError
-from running import LOOKAHEAD, in_thread, until
+from running import LOOKAHEAD, in_thread, wait_until
 
 import shallowdraft as sd
 from shallowdraft.cli import main
@@ -27,9 +27,9 @@ from shallowdraft.decoding.batch import Batch
 from shallowdraft.errors import MemoryShortageError, OptionError
 from shallowdraft.models import memory
 from shallowdraft.serving import connection, scheduler
-from shallowdraft.serving.app import Limits
+from shallowdraft.serving.app import RequestLimits
 from shallowdraft.serving.schemas import CompletionRequest
-from shallowdraft.serving.server import Server, listen
+from shallowdraft.serving.server import ApiServer, listen
 from shallowdraft.serving.worker import Worker
 
 LONG = {"max_tokens": 1500, "temperature": 0, "ignore_eos": True}
@@ -44,15 +44,15 @@ def ask(url: str, prompt="The river", **options) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json={"model": "zoo:target", "prompt": prompt} | options, timeout=60)
 
 
-def leaving(url: str, **options) -> http.client.HTTPConnection:
-    """A client that has asked and can go."""
+def send_long_request(url: str, **options) -> http.client.HTTPConnection:
+    """Send a request without waiting for the answer."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc)
     body = json.dumps({"model": "zoo:target", "prompt": "The river"} | LONG | options)
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     return connection
 
 
-def running(url: str) -> tuple[float, float]:
+def running_and_waiting(url: str) -> tuple[float, float]:
     page = httpx.get(f"{url}/metrics").text
     values = dict(line.rpartition(" ")[::2] for line in page.splitlines() if not line.startswith("#"))
     return tuple(
@@ -61,24 +61,26 @@ def running(url: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_row(models, stream: bool):
+def test_a_client_that_disconnects_frees_its_row(models, stream: bool):
     with in_thread(*models, rows=1, queue=1) as (_, url):
-        clients = [leaving(url, stream=stream)]
-        until(lambda: running(url) == (1, 0))
-        clients.append(leaving(url, stream=stream))
-        until(lambda: running(url) == (1, 1))
+        clients = [send_long_request(url, stream=stream)]
+        wait_until(lambda: running_and_waiting(url) == (1, 0))
+        clients.append(send_long_request(url, stream=stream))
+        wait_until(lambda: running_and_waiting(url) == (1, 1))
         full = ask(url)
         assert (full.status_code, full.headers["retry-after"]) == (429, "1")
         assert full.json()["error"]["type"] == "rate_limit_error"
         for client in clients:
             client.close()
-        until(lambda: running(url) == (0, 0))
+        wait_until(lambda: running_and_waiting(url) == (0, 0))
         alone = sd.generate(models[0], "The river", draft=models[1], lookahead=LOOKAHEAD, max_new_tokens=5)
         assert ask(url, max_tokens=5, temperature=0).json()["choices"][0]["text"] == alone.text
 
 
 def test_limits(models):
-    with in_thread(models[0], None, queue=2, body_bytes=2_000, longest=40, prompt_tokens=30, tokens=20) as (_, url):
+    with in_thread(
+        models[0], None, queue=2, max_body_bytes=2_000, max_model_len=40, max_prompt_tokens=30, max_new_tokens=20
+    ) as (_, url):
         assert ask(url, "a " * 5_000).status_code == 413
         chunked = httpx.post(f"{url}/v1/completions", content=iter([b"[" * 1_500] * 2))
         assert chunked.status_code == 413
@@ -86,7 +88,7 @@ def test_limits(models):
         assert "at most 30" in ask(url, [5] * 31).json()["error"]["message"]
         assert "at most 20" in ask(url, max_tokens=21).json()["error"]["message"]
         assert "at most 2" in ask(url, ["a", "b", "c"]).json()["error"]["message"]
-        full = ask(url, [5] * 30, max_tokens=20, ignore_eos=True).json()  # the text ends where there is no more room
+        full = ask(url, [5] * 30, max_tokens=20, ignore_eos=True).json()  # ends at max_model_len
         assert (full["usage"]["completion_tokens"], full["choices"][0]["finish_reason"]) == (10, "length")
         for content in (b"", b"{", b"[1]", b"\xff", b'{"\\ud800": 1}', b"[" * 1_900):
             broken = httpx.post(f"{url}/v1/completions", content=content, headers={"Content-Type": "application/json"})
@@ -96,10 +98,10 @@ def test_limits(models):
         assert "--chat-template" in httpx.post(f"{url}/v1/chat/completions", json=chat).json()["error"]["message"]
 
 
-def test_a_server_that_stops_finishes_what_runs_and_takes_no_more(models):
+def test_a_stopping_server_finishes_running_requests_and_refuses_new_ones(models):
     with in_thread(*models) as (server, url), ThreadPoolExecutor(1) as pool, httpx.Client() as kept:
         long = pool.submit(ask, url, **LONG | {"max_tokens": 150})
-        until(lambda: running(url) == (1, 0))
+        wait_until(lambda: running_and_waiting(url) == (1, 0))
         server.stop()
         refused = kept.post(f"{url}/v1/completions", json={"model": "zoo:target", "prompt": "x"})
         assert (refused.status_code, kept.get(f"{url}/health").status_code) == (503, 503)
@@ -107,7 +109,7 @@ def test_a_server_that_stops_finishes_what_runs_and_takes_no_more(models):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failure_is_said_and_survived(models, monkeypatch, caplog, stream: bool):
+def test_an_iteration_that_fails_is_reported_and_survived(models, monkeypatch, caplog, stream: bool):
     step = Batch.step
 
     def broken(self):
@@ -125,8 +127,8 @@ def test_a_failure_is_said_and_survived(models, monkeypatch, caplog, stream: boo
     assert "Zanzibar" not in caplog.text
 
 
-def test_a_server_that_cannot_go_on_ends(models, monkeypatch):
-    """With why; and what failed takes no more memory when another batch is tried."""
+def test_a_server_ends_with_the_error_if_no_new_batch_can_be_made(models, monkeypatch):
+    """The memory of the failed batch is free by then."""
     caches: list[weakref.ref] = []
 
     def broken(self):
@@ -138,11 +140,13 @@ def test_a_server_that_cannot_go_on_ends(models, monkeypatch):
         raise MemoryShortageError("no room for another")
 
     monkeypatch.setattr(scheduler.log, "exception", lambda _: None)  # pytest would keep what it logs
-    limits = Limits(longest=200, prompt_tokens=100, tokens=100, prompts=2, body_bytes=1000)
-    server = Server(*models, LOOKAHEAD, Worker(), rows=2, queue=2, limits=limits)
+    limits = RequestLimits(
+        max_model_len=200, max_prompt_tokens=100, max_new_tokens=100, max_prompts=2, max_body_bytes=1000
+    )
+    server = ApiServer(*models, LOOKAHEAD, Worker(), rows=2, queue=2, limits=limits)
     with listen("127.0.0.1", 0, None) as listening, ThreadPoolExecutor(1) as pool:
         ended = pool.submit(server.serve_on, listening)
-        until(lambda: server.started)
+        wait_until(lambda: server.started)
         monkeypatch.setattr(Batch, "step", broken)
         monkeypatch.setattr(Batch, "__init__", refused)
         assert ask(f"http://127.0.0.1:{listening.getsockname()[1]}").status_code == 500
@@ -150,30 +154,30 @@ def test_a_server_that_cannot_go_on_ends(models, monkeypatch):
             ended.result(60)
 
 
-def noted(done: list[str], name: str) -> Callable[..., object]:
-    """A method of a batch that says that it was called."""
-    known = getattr(Batch, name)
+def logging_method(calls: list[str], name: str) -> Callable[..., object]:
+    """Return a method of `Batch` that appends its name to `calls` whenever it is called."""
+    method = getattr(Batch, name)
 
-    def called(*given):
-        done.append(name)
-        return known(*given)
+    def logged(*args):
+        calls.append(name)
+        return method(*args)
 
-    return called
+    return logged
 
 
 def test_short_requests_do_not_keep_a_long_one_waiting(models, monkeypatch):
-    """Between two that join it goes on, also if those are answered at once and never run beside it."""
-    done: list[str] = []
+    """An iteration runs between any two that join, even if they end with their first token and never run beside it."""
+    calls: list[str] = []
     with in_thread(*models) as (_, url), ThreadPoolExecutor(6) as pool:
         for name in ("join", "step"):
-            monkeypatch.setattr(Batch, name, noted(done, name))
+            monkeypatch.setattr(Batch, name, logging_method(calls, name))
         long = pool.submit(ask, url, **LONG | {"max_tokens": 400})
-        until(lambda: "step" in done)
+        wait_until(lambda: "step" in calls)
         for _ in range(3):
-            assert [one.status_code for one in pool.map(lambda _: ask(url, max_tokens=1), range(5))] == [200] * 5
+            assert [answer.status_code for answer in pool.map(lambda _: ask(url, max_tokens=1), range(5))] == [200] * 5
         assert not long.done()
-        assert ("join", "join") not in pairwise(done)
-        assert done.count("join") == 16
+        assert ("join", "join") not in pairwise(calls)
+        assert calls.count("join") == 16
 
 
 def half_sent(url: str, sent: bytes) -> socket.socket:
@@ -182,9 +186,9 @@ def half_sent(url: str, sent: bytes) -> socket.socket:
     return connection
 
 
-def test_requests_must_arrive(models, monkeypatch):
-    """Nothing, half a head, half a body, also behind a whole request: closed; one that takes long to answer is not."""
-    monkeypatch.setattr(connection, "WHOLE_S", 0.3)
+def test_an_incomplete_request_times_out(models, monkeypatch):
+    """Nothing, half a head, half a body, also after a whole request; but not one that takes long to answer."""
+    monkeypatch.setattr(connection, "REQUEST_TIMEOUT_S", 0.3)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n"
     with in_thread(*models) as (_, url):
         for sent in (b"", head, head + b"\r\n{"):
@@ -196,12 +200,12 @@ def test_requests_must_arrive(models, monkeypatch):
                 pass
         with httpx.Client() as kept:
             for _ in range(2):
-                asked = {"model": "zoo:target", "prompt": "x"} | LONG | {"max_tokens": 600}
-                assert kept.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == 200
+                body = {"model": "zoo:target", "prompt": "x"} | LONG | {"max_tokens": 600}
+                assert kept.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
 
 
-def test_connections_are_counted(models, monkeypatch):
-    monkeypatch.setattr(connection, "most_connections", lambda: 2)
+def test_connections_are_limited(models, monkeypatch):
+    monkeypatch.setattr(connection, "max_connections", lambda: 2)
     with in_thread(*models) as (_, url), half_sent(url, b"G"), half_sent(url, b"G"):
         third = half_sent(url, b"")
         with third, suppress(ConnectionResetError):
@@ -213,20 +217,23 @@ MANY = {str(number): "" for number in range(100_000)}
 
 @pytest.mark.parametrize(
     "wrong",
-    [*({"prompt": one * 100_000} for one in ([-1], [[]], ["a", 1], [[1], [-1]])), {"prompt": "x", "logit_bias": MANY}],
+    [
+        *({"prompt": part * 100_000} for part in ([-1], [[]], ["a", 1], [[1], [-1]])),
+        {"prompt": "x", "logit_bias": MANY},
+    ],
     ids=["numbers", "lists", "kinds", "numbers in lists", "names in an object"],
 )
-def test_a_long_list_of_mistakes_is_left_at_the_first(wrong: dict[str, object]):
+def test_validation_of_a_long_list_stops_at_the_first_error(wrong: dict[str, object]):
     for body in ({"model": "m"} | wrong, MANY):
-        with pytest.raises(ValidationError) as found:
+        with pytest.raises(ValidationError) as raised:
             CompletionRequest.model_validate(body)
-        assert found.value.error_count() == 1
+        assert raised.value.error_count() == 1
 
 
 @pytest.mark.parametrize(
-    ("sent", "said", "param"),
+    ("sent", "message", "param"),
     [
-        (b"{", "the body is no JSON: Expecting property name", None),
+        (b"{", "the body is not valid JSON: Expecting property name", None),
         (b"[1]", "send a JSON object, with Content-Type: application/json", None),
         (b'{"model": "m", "prompt": 5}', "prompt: send text, token ids, or a list of either", "prompt"),
         (b'{"model": "m", "prompt": ""}', "prompt: String should have at least 1 character", "prompt"),
@@ -245,11 +252,11 @@ def test_a_long_list_of_mistakes_is_left_at_the_first(wrong: dict[str, object]):
     ],
     ids=str,
 )
-def test_what_is_wrong_is_said(quiet_server: str, sent: bytes, said: str, param: str | None):
+def test_the_message_names_the_field(quiet_server: str, sent: bytes, message: str, param: str | None):
     headers = {"Content-Type": "application/json"}
     answer = httpx.post(f"{quiet_server}/v1/completions", content=sent, headers=headers)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(said)
+    assert answer.json()["error"]["message"].startswith(message)
     assert answer.json()["error"]["param"] == param
 
 
@@ -259,7 +266,7 @@ def quiet_server(models):
         yield url
 
 
-def test_nothing_of_a_prompt_is_logged(models, caplog, capfd):
+def test_prompts_are_never_logged(models, caplog, capfd):
     caplog.set_level(logging.DEBUG, "shallowdraft")
     with in_thread(*models) as (_, url):
         for wrong in ({}, {"nonsense": "Zanzibar"}, {"model": "Zanzibar"}, {"prompt": ["Zanzibar", 3]}):
@@ -269,7 +276,7 @@ def test_nothing_of_a_prompt_is_logged(models, caplog, capfd):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_an_address_for_others_needs_a_key(host: str, capsys, monkeypatch):
+def test_a_public_address_needs_a_key(host: str, capsys, monkeypatch):
     monkeypatch.delenv("SHALLOWDRAFT_API_KEY", raising=False)
     assert main(["serve", "--target", "zoo:target", "--port", "0", "--host", host]) == 2
     error = capsys.readouterr().err
@@ -297,7 +304,7 @@ def test_addresses():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--rows", "0"], "rows is 0"),
         (["--queue", "-1"], "queue is -1"),
@@ -308,28 +315,31 @@ def test_addresses():
         (["--chat-template", "nowhere"], "nowhere"),
     ],
 )
-def test_bad_options_take_one_line(options: list[str], said: str, capsys):
+def test_bad_options_take_one_line(options: list[str], message: str, capsys):
     assert main(["serve", "--target", "zoo:target", "--port", "0", *options]) == 2
     error = capsys.readouterr().err
-    assert (said in error, error.count("\n")) == (True, 1)
+    assert (message in error, error.count("\n")) == (True, 1)
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"])
-def test_a_template_with_a_mistake_is_refused_at_the_start(tmp_path: Path, capsys, template: str):
+def test_a_template_with_an_error_is_refused_at_the_start(tmp_path: Path, capsys, template: str):
     (tmp_path / "template").write_text(template)
-    given = ["serve", "--target", "zoo:target", "--port", "0", "--device", "cpu"]
-    assert main([*given, "--chat-template", str(tmp_path / "template")]) == 2
+    arguments = ["serve", "--target", "zoo:target", "--port", "0", "--device", "cpu"]
+    assert main([*arguments, "--chat-template", str(tmp_path / "template")]) == 2
     error = capsys.readouterr().err
     assert ("the chat template does not take this conversation" in error, error.count("\n")) == (True, 1)
 
 
-def test_a_template_that_is_no_text_is_refused(tmp_path: Path, capsys):
+def test_a_template_that_is_not_text_is_refused(tmp_path: Path, capsys):
     (tmp_path / "template").write_bytes(b"\x93NUMPY\x00")
-    given = ["serve", "--target", "zoo:target", "--port", "0", "--device", "cpu"]
-    for file, said in ((tmp_path / "template", "is not UTF-8 text"), ("/dev/zero", "longer than 4,194,304 characters")):
-        assert main([*given, "--chat-template", str(file)]) == 2
+    arguments = ["serve", "--target", "zoo:target", "--port", "0", "--device", "cpu"]
+    for file, message in (
+        (tmp_path / "template", "is not UTF-8 text"),
+        ("/dev/zero", "longer than 4,194,304 characters"),
+    ):
+        assert main([*arguments, "--chat-template", str(file)]) == 2
         error = capsys.readouterr().err
-        assert (said in error, error.count("\n")) == (True, 1)
+        assert (message in error, error.count("\n")) == (True, 1)
 
 
 def test_a_template_may_want_a_system_message(models):
@@ -340,16 +350,16 @@ def test_a_template_may_want_a_system_message(models):
     _try_template(replace(models[0], tokenizer=tokenizer))
 
 
-def test_text_to_stop_at_needs_a_tokenizer(models):
+def test_stop_strings_need_a_tokenizer(models):
     with in_thread(replace(models[0], tokenizer=None), None) as (_, url):
-        asked = {"prompt": [5, 6], "max_tokens": 3}
-        assert ask(url, **asked).status_code == 200
-        refused = ask(url, **asked, stop=["x"])
+        body = {"prompt": [5, 6], "max_tokens": 3}
+        assert ask(url, **body).status_code == 200
+        refused = ask(url, **body, stop=["x"])
     assert (refused.status_code, "has no tokenizer" in refused.text) == (400, True)
 
 
 def test_caches_of_both_models_must_fit(models, monkeypatch):
-    """Rows, as many again while they are copied, and the one that is read; a lookahead and a token beyond the end."""
+    """All rows twice while they are copied, and that of the prompt being read; each has lookahead + 1 slots more."""
     token_bytes = sum(model.shape.kv_bytes_per_token("float32") for model in models)
     needed_bytes = (2 * 8 + 1) * (2000 + LOOKAHEAD + 1) * token_bytes
     monkeypatch.setattr(memory, "free_bytes", lambda _: needed_bytes)
@@ -359,8 +369,8 @@ def test_caches_of_both_models_must_fit(models, monkeypatch):
         Batch(*models, LOOKAHEAD, 2000, 8)
 
 
-def test_an_interrupt_while_models_load_is_no_crash(monkeypatch, capsys):
-    """Another thread loads them: the process must end without the interpreter's own end."""
+def test_an_interrupt_while_models_load_exits_cleanly(monkeypatch, capsys):
+    """Another thread loads them, so that the process must exit without the interpreter's clean-up."""
 
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Whatever a client sends that the schema allows, or does not: the server never answers with a 500."""
+"""Requests drawn from the OpenAPI schema, valid and invalid: the server never answers with a 500."""
 
 import pytest
 import schemathesis
@@ -13,12 +13,12 @@ import shallowdraft as sd
 def test_no_request_breaks_the_server():
     target = sd.load("zoo:target", device="cpu")
     target.require_tokenizer().chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    answers: list[int] = []
-    with in_thread(target, None, longest=64, prompt_tokens=60, tokens=8) as (_, url):
+    statuses: list[int] = []
+    with in_thread(target, None, max_model_len=64, max_prompt_tokens=60, max_new_tokens=8) as (_, url):
         schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
-        operations = [found.ok() for found in schema.get_all_operations()]
+        operations = [operation.ok() for operation in schema.get_all_operations()]
         for operation in operations:
-            for mode in GenerationMode if operation.method == "post" else ():  # others take nothing that could be wrong
+            for mode in GenerationMode if operation.method == "post" else ():  # the others have no body
 
                 @given(case=operation.as_strategy(generation_mode=mode))
                 @settings(
@@ -28,12 +28,12 @@ def test_no_request_breaks_the_server():
                     suppress_health_check=list(HealthCheck),
                     phases=[Phase.generate],
                 )
-                def asked(case):
+                def send(case):
                     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
                         case.body["model"] = "zoo:target"
                     answer = case.call()
                     assert answer.status_code < 500, (answer.text, case.body)
-                    answers.append(answer.status_code)
+                    statuses.append(answer.status_code)
 
-                asked()
-    assert {200, 400} <= set(answers)
+                send()
+    assert {200, 400} <= set(statuses)

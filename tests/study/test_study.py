@@ -277,7 +277,7 @@ def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
     found = Counted("n-gram", trace, {3: candidate}, {3: [[2, 0, 0, 0]]}, {3: [[3, 0, 0, 0]]})
     one = forecast(found, latency.read_profile(tmp_path / "p"))[3]
     assert one.tar == 2.0
-    assert asdict(one.iteration) == pytest.approx({"draft_s": 0.1, "target_s": (1.6 + 1.0) / 2, "rest_s": 0.1})
+    assert asdict(one.iteration) == pytest.approx({"draft_s": 0.1, "verify_s": (1.6 + 1.0) / 2, "other_s": 0.1})
     beside = forecast_at(found, latency.read_profile(tmp_path / "p"), 3, {("few", "0"): [MachineState(1.0)]})
     assert beside.iteration.total_s == pytest.approx(one.iteration.total_s)
 

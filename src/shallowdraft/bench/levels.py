@@ -1,7 +1,8 @@
-"""What follows from the records of a server that was asked: figures at every concurrency, and against another server.
+"""Figures of a server from its records: throughput, latency and acceptance at every concurrency, and speed-ups.
 
-Tokens a second are those of the requests that were answered over their share of the time that passed: seconds in which
-n were under way count as an nth. Where none failed, that is all tokens over the seconds in which any was under way.
+Of every second in which n requests were under way, each request counts a share of 1/n (`share_s`). Tokens per second
+are the tokens of the answered requests over the sum of their shares. If no request failed, that is all tokens over the
+seconds in which any request was under way.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,33 +21,39 @@ from shallowdraft.records import Record, Records
 
 KIND = "requests of a server"
 
-Counted = Annotated[float, Range(-1e15, 1e15)]
+CounterIncrease = Annotated[float, Range(-1e15, 1e15)]
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
-Request = tuple[int, str, str]
-"""Round, and the prompt's set and id."""
+Draws = NDArray[np.int64]
+"""Numbers of prompts, drawn with replacement [resamples, prompts]."""
+PromptKey = tuple[str, str]
+"""The set and id of a prompt."""
+RequestKey = tuple[int, str, str]
+"""The round of a request, and the set and id of its prompt."""
 
 
-class AskedOf(TypedDict):
-    """What the first line says was asked of a server."""
+class BenchSettings(TypedDict):
+    """The first line's description of the requests and the server."""
 
     max_tokens: Count
     temperature: float
     chat: bool
     draft: NotRequired[str | None]
     lookahead: NotRequired[Size | None]
+    model_digest: NotRequired[str]
+    draft_digest: NotRequired[str]
 
 
-class _Counted(TypedDict):
-    """What a server counted."""
+class _SpeculationCounts(TypedDict):
+    """A server's counts of speculation, of a request or over all requests of a concurrency."""
 
-    num_spec_steps: Counted
-    num_draft_tokens: Counted
-    num_accepted_draft_tokens: Counted
+    num_spec_steps: CounterIncrease
+    num_draft_tokens: CounterIncrease
+    num_accepted_draft_tokens: CounterIncrease
     recent_tar: NotRequired[float | None]
 
 
-class _Failed(TypedDict):
+class _FailedRequest(TypedDict):
     """A request that failed."""
 
     concurrency: Size
@@ -56,7 +63,7 @@ class _Failed(TypedDict):
     error: str
 
 
-class _Answered(TypedDict):
+class _AnsweredRequest(TypedDict):
     """A request that was answered."""
 
     concurrency: Size
@@ -68,180 +75,187 @@ class _Answered(TypedDict):
     total_s: Seconds
     share_s: Seconds
     tokens: Count
-    speculation: _Counted | None
+    speculation: _SpeculationCounts | None
 
 
-class _OfLevel(TypedDict):
-    """What was counted over all requests of a concurrency."""
+class _LevelCounters(TypedDict):
+    """The server's counters over all requests of a concurrency."""
 
     concurrency: Size
-    counters: _Counted
+    counters: _SpeculationCounts
 
 
-def requests(path: Path) -> Iterator[Record]:
-    """The records of a file, each of one of three kinds."""
+def read_requests(path: Path) -> Iterator[Record]:
+    """Yield the records of a file: answered requests, failed ones, and counters of a concurrency."""
     for where, row in Records.read(path, KIND).placed():
-        kind = _Answered if "tokens" in row else _Failed if "error" in row else _OfLevel
-        require_fields(row, kind, where, RecordError)
+        fields = _AnsweredRequest if "tokens" in row else _FailedRequest if "error" in row else _LevelCounters
+        require_fields(row, fields, where, RecordError)
         if row.get("arrivals_s") == []:
-            raise RecordError(f"{where}: arrivals_s is empty; there is at least the end")
+            raise RecordError(f"{where}: arrivals_s is empty; it holds at least the time of the end")
         yield row
 
 
 @dataclass(frozen=True)
 class Level:
-    """A server at one concurrency; times are seconds, intervals 95 % over prompts."""
+    """The figures of a server at one concurrency; times are seconds, intervals 95 % over prompts."""
 
     concurrency: int
     requests: int
     failed: int
     under_way: float
-    """Requests at a time, on average: fewer than wanted where there were too few, or at the end."""
+    """Mean number of concurrent requests: below the concurrency if there were too few prompts, and near the end."""
     tokens_per_s: float
     tokens_per_s_interval: Interval
     ttft_s: float
-    """To the first token: the median."""
+    """Median time to the first token."""
     ttft_s_interval: Interval
     ttft_s_p95: float
     between_s: float | None
-    """Between tokens: from the first to the last, over how many come behind the first; None where none does."""
+    """Time between tokens: from the first to the last, over the tokens after the first; None if there are none."""
     between_s_interval: Interval | None
     tar: float | None
-    """Tokens an iteration: 1 + accepted / iterations, as the server counts them."""
+    """Tokens per iteration: 1 + accepted / iterations, as the server counts them."""
     acceptance_rate: float | None
     set_tokens: dict[str, int]
-    """Tokens written after the prompts of each set."""
+    """New tokens of the prompts of each set."""
 
 
 def summarise(path: Path) -> list[Level]:
-    """From the records of a file, where any request was answered."""
-    rows = list(requests(path))
+    """Compute the figures of every concurrency in a file at which a request was answered."""
+    rows = list(read_requests(path))
     levels = sorted({row["concurrency"] for row in rows if "tokens" in row})
     if not levels:
         errors = [row["error"] for row in rows if "error" in row]
         raise RecordError(f"{path}: holds no answer of the server" + (f"; it said: {errors[-1]}" if errors else ""))
-    return [_summary(many, [row for row in rows if row["concurrency"] == many]) for many in levels]
+    return [_level(concurrency, [row for row in rows if row["concurrency"] == concurrency]) for concurrency in levels]
 
 
-def _summary(many: int, rows: Sequence[Record]) -> Level:
+def _level(concurrency: int, rows: Sequence[Record]) -> Level:
     answers = [row for row in rows if "tokens" in row]
-    failed = _requests([row for row in rows if "error" in row]) - _requests(answers)
-    sets: dict[str, int] = {}
+    failed = _request_keys([row for row in rows if "error" in row]) - _request_keys(answers)
+    set_tokens: dict[str, int] = {}
     for row in answers:
-        sets[row["set"]] = sets.get(row["set"], 0) + row["tokens"]
-    prompts, among = (_by_prompt(chosen) for chosen in (answers, _among_enough(answers, many)))
-    speed, speed_interval = _ratio(among, _tokens, _share_s)
-    longer = any(row["tokens"] > 1 for row in answers)
-    between, between_interval = _ratio(prompts, _span_s, _behind) if longer else (None, None)
-    first = _padded([[row["arrivals_s"][0] for row in group] for group in prompts.values()])
-    ttft, ttft_interval = _bounded(lambda at: np.nanmedian(first[at].reshape(len(at), -1), -1), len(first))
-    own = [row["speculation"] for row in answers if row["speculation"]]
-    tar, rate = _speculation(own or [row["counters"] for row in rows if "counters" in row])
+        set_tokens[row["set"]] = set_tokens.get(row["set"], 0) + row["tokens"]
+    by_prompt, loaded = _by_prompt(answers), _by_prompt(_under_full_load(answers, concurrency))
+    tokens_per_s, tokens_per_s_interval = _ratio(loaded, _tokens, _share_s)
+    has_gaps = any(row["tokens"] > 1 for row in answers)
+    between_s, between_s_interval = _ratio(by_prompt, _span_s, _gaps) if has_gaps else (None, None)
+    first_s = _padded([[row["arrivals_s"][0] for row in group] for group in by_prompt.values()])
+    ttft_s, ttft_s_interval = _with_interval(
+        lambda draws: np.nanmedian(first_s[draws].reshape(len(draws), -1), -1), len(first_s)
+    )
+    per_request = [row["speculation"] for row in answers if row["speculation"]]
+    tar, acceptance_rate = _speculation(per_request or [row["counters"] for row in rows if "counters" in row])
     return Level(
-        concurrency=many,
+        concurrency=concurrency,
         requests=len(answers),
         failed=len(failed),
-        under_way=_ratio(among, _total_s, _share_s)[0],
-        tokens_per_s=speed,
-        tokens_per_s_interval=speed_interval,
-        ttft_s=ttft,
-        ttft_s_interval=ttft_interval,
-        ttft_s_p95=float(np.nanquantile(first, 0.95)),
-        between_s=between,
-        between_s_interval=between_interval,
+        under_way=_ratio(loaded, _total_s, _share_s)[0],
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_interval=tokens_per_s_interval,
+        ttft_s=ttft_s,
+        ttft_s_interval=ttft_s_interval,
+        ttft_s_p95=float(np.nanquantile(first_s, 0.95)),
+        between_s=between_s,
+        between_s_interval=between_s_interval,
         tar=tar,
-        acceptance_rate=rate,
-        set_tokens=sets,
+        acceptance_rate=acceptance_rate,
+        set_tokens=set_tokens,
     )
 
 
 def speed_up(path: Path, plain: Path, concurrency: int) -> tuple[float, Interval] | None:
-    """How many times as fast as another server, on the prompts that both answered at this concurrency.
+    """Return the speed-up over another server at this concurrency, on the prompts that both answered.
 
-    None where there are none, or, of several requests at once, where one was asked more: a request's share of the time
-    depends on how many it shared it with.
+    Return None if there are no common prompts. Above concurrency 1, return None also if the requests differ: the share
+    of a request depends on the requests that it was concurrent with.
     """
     fast, slow = (_answers(file, concurrency) for file in (path, plain))
-    if concurrency > 1 and _requests(fast) != _requests(slow):
+    if concurrency > 1 and _request_keys(fast) != _request_keys(slow):
         return None
-    known = [_by_prompt(_among_enough(rows, concurrency)) for rows in (slow, fast)]
-    both = [prompt for prompt in known[1] if prompt in known[0]]
-    if not both:
+    slow_prompts, fast_prompts = (_by_prompt(_under_full_load(rows, concurrency)) for rows in (slow, fast))
+    common = [prompt for prompt in fast_prompts if prompt in slow_prompts]
+    if not common:
         return None
-    parts = _share_s, _tokens
-    sums = np.array([[sum(map(part, prompts[one])) for prompts in known for part in parts] for one in both])
+    sums = np.array([[*_sums(slow_prompts[prompt]), *_sums(fast_prompts[prompt])] for prompt in common])
 
-    def figure(at: NDArray[np.int64]) -> Floats:
-        slow_s, slow_tokens, fast_s, fast_tokens = np.moveaxis(sums[at].sum(-2), -1, 0)
+    def figure(draws: Draws) -> Floats:
+        slow_s, slow_tokens, fast_s, fast_tokens = np.moveaxis(sums[draws].sum(-2), -1, 0)
         ratio: Floats = slow_s / slow_tokens / (fast_s / fast_tokens)
         return ratio
 
-    return _bounded(figure, len(both))
+    return _with_interval(figure, len(common))
+
+
+def _sums(answers: Sequence[Record]) -> tuple[float, float]:
+    """Return the shares in seconds and the tokens of all answers to a prompt."""
+    return sum(map(_share_s, answers)), sum(map(_tokens, answers))
 
 
 def _answers(path: Path, concurrency: int) -> list[Record]:
-    return [row for row in requests(path) if "tokens" in row and row["concurrency"] == concurrency]
+    return [row for row in read_requests(path) if "tokens" in row and row["concurrency"] == concurrency]
 
 
-def _requests(rows: Sequence[Record]) -> set[Request]:
+def _request_keys(rows: Sequence[Record]) -> set[RequestKey]:
     return {(row["round"], row["set"], row["id"]) for row in rows}
 
 
-def _among_enough(answers: Sequence[Record], many: int) -> Sequence[Record]:
-    """Those that were asked among as many as are to be under way, if any were: one that is asked again later is alone
-    with the server, and all of the time is its share.
+def _under_full_load(answers: Sequence[Record], concurrency: int) -> Sequence[Record]:
+    """Keep the requests that were sent at the wanted concurrency, if any were.
+
+    A request that failed and is sent again later has the server to itself, and all of the time is its share.
     """
-    return [row for row in answers if row["in_run"] >= many] or answers
+    return [row for row in answers if row["in_run"] >= concurrency] or answers
 
 
-def _by_prompt(answers: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
-    found: dict[tuple[str, str], list[Record]] = {}
+def _by_prompt(answers: Sequence[Record]) -> dict[PromptKey, list[Record]]:
+    groups: dict[PromptKey, list[Record]] = {}
     for row in answers:
-        found.setdefault((row["set"], row["id"]), []).append(row)
-    return found
+        groups.setdefault((row["set"], row["id"]), []).append(row)
+    return groups
 
 
 def _ratio(
-    prompts: Mapping[tuple[str, str], Sequence[Record]],
-    above: Callable[[Record], float],
-    below: Callable[[Record], float],
+    prompts: Mapping[PromptKey, Sequence[Record]],
+    numerator: Callable[[Record], float],
+    denominator: Callable[[Record], float],
 ) -> tuple[float, Interval]:
-    """Of two sums over all answers."""
-    tops, bottoms = (np.array([sum(map(part, group)) for group in prompts.values()]) for part in (above, below))
-    return _bounded(lambda at: tops[at].sum(-1) / bottoms[at].sum(-1).clip(1e-9), len(tops))
+    """Return the ratio of two sums over all answers, and its interval."""
+    # Sums of each prompt [prompts]: a prompt is drawn with all of its answers.
+    above, below = (np.array([sum(map(part, rows)) for rows in prompts.values()]) for part in (numerator, denominator))
+    return _with_interval(lambda draws: above[draws].sum(-1) / below[draws].sum(-1).clip(1e-9), len(above))
 
 
 _tokens, _total_s, _share_s = itemgetter("tokens"), itemgetter("total_s"), itemgetter("share_s")
 
 
 def _span_s(row: Record) -> float:
-    """From the first token to the last."""
+    """Return the seconds from the first token to the last."""
     return float(row["arrivals_s"][-1] - row["arrivals_s"][0])
 
 
-def _behind(row: Record) -> int:
-    """Tokens behind the first."""
+def _gaps(row: Record) -> int:
+    """Return the number of tokens after the first."""
     return max(0, int(row["tokens"]) - 1)
 
 
 def _padded(rows: Sequence[Sequence[float]]) -> Floats:
-    """Of like length, with what is no number."""
-    most = max(map(len, rows))
-    return np.array([[*row, *[np.nan] * (most - len(row))] for row in rows])
+    """Stack rows of different lengths, padded with NaN."""
+    longest = max(map(len, rows))
+    return np.array([[*row, *[np.nan] * (longest - len(row))] for row in rows])
 
 
-def _bounded(figure: Callable[[NDArray[np.int64]], Floats], prompts: int) -> tuple[float, Interval]:
-    """A figure of all prompts, given rows of their numbers, and its interval."""
+def _with_interval(figure: Callable[[Draws], Floats], prompts: int) -> tuple[float, Interval]:
+    """Return a figure of all prompts and its interval; `figure` takes draws and returns a value a row."""
     low, high = bootstrap(figure, prompts)
     return float(figure(np.arange(prompts)[None])[0]), (float(low), float(high))
 
 
-def _speculation(found: Sequence[Record]) -> tuple[float | None, float | None]:
-    """TAR and acceptance rate: of these requests alone, by counters, or the recent mean that the server tells."""
-    steps, drafted, accepted = (
-        sum(one[name] for one in found) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-    )
-    if steps:
-        return 1 + accepted / steps, accepted / drafted if drafted else None
-    recent = [one["recent_tar"] for one in found if one.get("recent_tar")]
+def _speculation(counts: Sequence[Record]) -> tuple[float | None, float | None]:
+    """Return TAR and acceptance rate from counts, or only the last recent mean of TAR that the server reported."""
+    names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    iterations, drafted, accepted = (sum(row[name] for row in counts) for name in names)
+    if iterations:
+        return 1 + accepted / iterations, accepted / drafted if drafted else None
+    recent = [row["recent_tar"] for row in counts if row.get("recent_tar")]
     return (recent[-1] if recent else None), None

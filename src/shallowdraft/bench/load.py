@@ -1,6 +1,6 @@
-"""Load on a server: every prompt at every concurrency, one record a request.
+"""The load on a server: every prompt at every concurrency, one record a request.
 
-So many requests are under way at any time; when one ends the next begins.
+A fixed number of requests is under way; whenever one ends the next is sent.
 """
 
 import time
@@ -13,108 +13,152 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from shallowdraft.bench.endpoint import Counters, Endpoint
-from shallowdraft.bench.levels import KIND, requests
-from shallowdraft.errors import ServerError
+from shallowdraft.bench.levels import KIND, read_requests
+from shallowdraft.errors import RecordError, ServerError
+from shallowdraft.files import read_lines
+from shallowdraft.identity import folder_digest
+from shallowdraft.models import zoo
 from shallowdraft.prompts import Prompt
-from shallowdraft.records import Record, Records
+from shallowdraft.records import DIGEST, Record, Records
 
-GREETING = Prompt("", "", "Hello")
-Job = tuple[int, str, Prompt]
-"""A round, and a prompt with the name of its set."""
+WARM_UP = Prompt("", "", "Hello")
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to ask, and how."""
+    """The requests to send to a server, and what its owner says that it speculates with."""
 
     prompts: Sequence[tuple[str, Prompt]]
-    """Each with the name of its set."""
+    """Prompts, each with the name of its set."""
     concurrency: Sequence[int]
     max_tokens: int
     rounds: int = 1
     temperature: float = 0.0
     chat: bool = False
     draft: str | None = None
-    """What the server speculates with, as its owner says; None: nothing."""
+    """The draft of the server; None without speculation."""
     lookahead: int | None = None
 
     def request(self, prompt: Prompt) -> dict[str, Any]:
-        asked = {"messages": prompt.turn} if self.chat else {"prompt": prompt.content}
-        return asked | {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        """Return the body of a request, without the model's name."""
+        content = {"messages": prompt.turn} if self.chat else {"prompt": prompt.content}
+        return content | {"max_tokens": self.max_tokens, "temperature": self.temperature}
 
     @property
     def about(self) -> Record:
+        """The fields of a file's first line that describe the load."""
         speculation = {"draft": self.draft, "lookahead": self.lookahead} if self.draft else {}
         return {"max_tokens": self.max_tokens, "temperature": self.temperature, "chat": self.chat} | speculation
 
 
+@dataclass(frozen=True)
+class _Request:
+    """A prompt to send, in one round."""
+
+    round: int
+    set: str
+    prompt: Prompt
+
+
 def run_load(endpoint: Endpoint, load: Load, path: Path) -> Iterator[int]:
-    """Ask what was not answered yet; yields how many requests are done. What failed is asked again another time.
+    """Send all requests that the file has no answer to; yield the number of requests that are done.
 
-    Before each level the server is asked something else, so that what it does but once is in no record. While requests
-    are under way a record is handed to the operating system, which keeps it if we are killed; the disk waits for the
-    end of a level.
+    A request that fails is sent again by the next run. Before each concurrency the server gets a prompt that is not
+    recorded, so that its warm-up is in no record. While requests are under way a record is only handed to the operating
+    system, which keeps it if this process is killed; the disk is synced at the end of each concurrency.
     """
-    about = {"url": endpoint.url, "model": endpoint.model} | load.about
+    about = _with_digests({"url": endpoint.url, "model": endpoint.model} | load.about, path)
     file = Records.open(path, KIND, about, engine=endpoint.engine)
-    done = {(row["concurrency"], row["round"], row["set"], row["id"]) for row in requests(path) if "tokens" in row}
-    jobs: list[Job] = [(number, name, prompt) for number in range(load.rounds) for name, prompt in load.prompts]
-    total = len(jobs) * len(load.concurrency)
-    left = {many: [job for job in jobs if (many, job[0], job[1], job[2].id) not in done] for many in load.concurrency}
-    count = total - sum(map(len, left.values()))
-    yield count
-    for many, wanted in left.items():
-        if not wanted:
+    rows = (row for row in read_requests(path) if "tokens" in row)
+    answered = {(row["concurrency"], row["round"], row["set"], row["id"]) for row in rows}
+    requests = [_Request(number, name, prompt) for number in range(load.rounds) for name, prompt in load.prompts]
+    pending = {level: _pending(requests, level, answered) for level in load.concurrency}
+    done = len(requests) * len(load.concurrency) - sum(map(len, pending.values()))
+    yield done
+    for concurrency, unanswered in pending.items():
+        if not unanswered:
             continue
-        with suppress(ServerError):  # the next request says so
-            endpoint.ask(load.request(GREETING), chat=load.chat)
-        for row in _level(endpoint, load, many, wanted):
-            file.append({"concurrency": many, "in_run": len(wanted)} | row, sync=False)
+        with suppress(ServerError):  # the first recorded request will report it
+            endpoint.ask(load.request(WARM_UP), chat=load.chat)
+        for row in _run_level(endpoint, load, concurrency, unanswered):
+            file.append({"concurrency": concurrency, "in_run": len(unanswered)} | row, sync=False)
             if "counters" not in row:
-                count += 1
-                yield count
-        file.append()  # nothing more, but all of it is on disk
+                done += 1
+                yield done
+        file.append()  # syncs the file
 
 
-class Shared:
-    """A clock that runs slower the more requests are under way: their seconds on it add up to those that passed."""
+def _with_digests(about: Record, path: Path) -> Record:
+    """Add the digests of the models whose folders are on this machine, so that replaced weights are another model.
+
+    In a file that was begun without a digest, as by an earlier version, that model is still compared by its name.
+    """
+    digests = {f"{role}{DIGEST}": digest for role in ("model", "draft") if (digest := _digest(about.get(role)))}
+    if path.exists() and next(read_lines(path, RecordError, ended=True), None):
+        begun = Records.read(path, KIND).about
+        digests = {key: digest for key, digest in digests.items() if key in begun}
+    return about | digests
+
+
+def _digest(model: str | None) -> str | None:
+    """Return the digest of a model of the zoo or in a folder; None for any other name."""
+    if model is None:
+        return None
+    in_zoo = model.startswith(zoo.PREFIX) and model.removeprefix(zoo.PREFIX) in zoo.names()
+    return folder_digest(zoo.folder(model) if in_zoo else Path(model))
+
+
+def _pending(
+    requests: Sequence[_Request], concurrency: int, answered: set[tuple[int, int, str, str]]
+) -> list[_Request]:
+    keys = ((concurrency, request.round, request.set, request.prompt.id) for request in requests)
+    return [request for request, key in zip(requests, keys, strict=True) if key not in answered]
+
+
+class SharedClock:
+    """A clock that runs n times slower while n requests are under way.
+
+    The seconds of all requests on this clock add up to the seconds in which any request was under way.
+    """
 
     def __init__(self) -> None:
         self._lock, self._under_way = Lock(), 0
-        self._shown = self._read_s = 0.0
+        self._time_s = self._updated_s = 0.0
 
     def begin(self) -> float:
-        return self._show(1)
+        """Count one request more and return the clock's time."""
+        return self._update(1)
 
     def end(self) -> float:
-        return self._show(-1)
+        """Count one request less and return the clock's time."""
+        return self._update(-1)
 
-    def _show(self, more: int) -> float:
+    def _update(self, change: int) -> float:
         with self._lock:
             now_s = time.perf_counter()
-            self._shown += (now_s - self._read_s) / max(self._under_way, 1)
-            self._read_s, self._under_way = now_s, self._under_way + more
-            return self._shown
+            self._time_s += (now_s - self._updated_s) / max(self._under_way, 1)
+            self._updated_s, self._under_way = now_s, self._under_way + change
+            return self._time_s
 
 
-def _level(endpoint: Endpoint, load: Load, many: int, jobs: Sequence[Job]) -> Iterator[Record]:
-    """Records of requests as they end, then what the server counted meanwhile."""
+def _run_level(endpoint: Endpoint, load: Load, concurrency: int, requests: Sequence[_Request]) -> Iterator[Record]:
+    """Yield a record of each request as it ends, then one of the server's counters."""
     before = endpoint.counters()
-    todo: SimpleQueue[Job] = SimpleQueue()
+    todo: SimpleQueue[_Request] = SimpleQueue()
     done: SimpleQueue[Record | BaseException] = SimpleQueue()
-    stop, shared = Event(), Shared()
-    for job in jobs:
-        todo.put(job)
+    stop, clock = Event(), SharedClock()
+    for request in requests:
+        todo.put(request)
 
-    def work() -> None:
+    def send_requests() -> None:
         with suppress(Empty):
             while not stop.is_set():
-                done.put(_asked(endpoint, load, todo.get_nowait(), stop, shared))
+                done.put(_send(endpoint, load, todo.get_nowait(), stop, clock))
 
-    for _ in range(many):  # daemons: whoever interrupts us does not wait for a server that hangs
-        Thread(target=work, daemon=True).start()
+    for _ in range(concurrency):  # daemons, so that an interrupt does not wait for a server that hangs
+        Thread(target=send_requests, daemon=True).start()
     try:
-        for _ in jobs:
+        for _ in requests:
             row = done.get()
             if isinstance(row, BaseException):
                 raise row
@@ -126,17 +170,16 @@ def _level(endpoint: Endpoint, load: Load, many: int, jobs: Sequence[Job]) -> It
         yield {"counters": after.since(before or Counters())}
 
 
-def _asked(endpoint: Endpoint, load: Load, job: Job, stop: Event, shared: Shared) -> Record | BaseException:
-    """A record of the answer, or of what went wrong with the server; what went wrong with us is for the caller."""
-    number, name, prompt = job
-    key = {"round": number, "set": name, "id": prompt.id}
-    begun = shared.begin()
+def _send(endpoint: Endpoint, load: Load, request: _Request, stop: Event, clock: SharedClock) -> Record | BaseException:
+    """Return a record of the answer or of the server's error; return any other error for the caller to raise."""
+    key = {"round": request.round, "set": request.set, "id": request.prompt.id}
+    begin_s = clock.begin()
     try:
-        answer = endpoint.ask(load.request(prompt), chat=load.chat, go_on=lambda: not stop.is_set())
+        answer = endpoint.ask(load.request(request.prompt), chat=load.chat, keep_going=lambda: not stop.is_set())
     except ServerError as error:
         return key | {"error": str(error)}
     except BaseException as error:
         return error
     finally:
-        share_s = shared.end() - begun
+        share_s = clock.end() - begin_s
     return key | asdict(answer) | {"share_s": share_s}

@@ -130,7 +130,7 @@ def as_json(found: Forecast) -> dict[str, Any]:
         "speed_up": one.speed_up,
         "speed_up_interval": found.interval,
         "break_even_tar": one.break_even_tar,
-        **asdict(one.iteration),
+        **one.iteration.to_json(),
         "waterfall": asdict(one.waterfall),
         "silence": asdict(one.silence) if one.silence else None,
         "verdict": one.verdict,
@@ -144,7 +144,7 @@ def show(found: list[Forecast]) -> None:
     table = new_table(*(columns if found[0].draft else columns[1:]))
     for row in found:
         one, times = row.prediction, row.prediction.iteration
-        parts = [f"{seconds * 1e3:.2f}" for seconds in (times.draft_s, times.target_s, times.rest_s)]
+        parts = [f"{seconds * 1e3:.2f}" for seconds in (times.draft_s, times.verify_s, times.other_s)]
         between = f" ({row.interval[0]:.2f}–{row.interval[1]:.2f})" if row.interval else ""
         speeds = [f"{one.tokens_per_s:.1f}", f"{1 / one.plain_s:.1f}", f"{one.speed_up:.2f}x{between}"]
         table.add_row(*([row.draft] if row.draft else []), str(one.lookahead), f"{one.tar:.2f}", *parts, *speeds)

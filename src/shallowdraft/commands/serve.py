@@ -12,8 +12,8 @@ from shallowdraft.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
     from shallowdraft.models.model import Model
-    from shallowdraft.serving.app import Limits
-    from shallowdraft.serving.server import Server
+    from shallowdraft.serving.app import RequestLimits
+    from shallowdraft.serving.server import ApiServer
 
 KEY_VARIABLE = "SHALLOWDRAFT_API_KEY"
 
@@ -75,9 +75,9 @@ class ServeCommand(DraftCommand):
             server.serve_on(listening)
         return 0
 
-    def _server(self, api_key: str | None) -> "Server":
+    def _server(self, api_key: str | None) -> "ApiServer":
         import shallowdraft as sd
-        from shallowdraft.serving.server import Server
+        from shallowdraft.serving.server import ApiServer
         from shallowdraft.serving.worker import Worker
 
         worker, name = Worker(), self.draft
@@ -88,7 +88,7 @@ class ServeCommand(DraftCommand):
             _try_template(target)
         limits = self._limits(target.shape.context, draft.shape.context if draft else None)
         models = target, draft, self.lookahead, worker
-        return Server(*models, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key)
+        return ApiServer(*models, rows=self.rows, queue=self.queue, limits=limits, api_key=api_key)
 
     def _check(self) -> None:
         from shallowdraft.decoding.options import Settings
@@ -99,9 +99,9 @@ class ServeCommand(DraftCommand):
             if value is not None and value < 1:
                 raise OptionError(f"{name.replace('_', '-')} is {value}; it must be at least 1")
 
-    def _limits(self, target: int, draft: int | None) -> "Limits":
+    def _limits(self, target: int, draft: int | None) -> "RequestLimits":
         """From the contexts of the models: where the draft's ends, plain decoding would use other random numbers."""
-        from shallowdraft.serving.app import Limits
+        from shallowdraft.serving.app import RequestLimits
 
         room = target if draft is None else min(target, draft - self.lookahead)
         longest = room if self.max_model_len is None else self.max_model_len
@@ -113,12 +113,12 @@ class ServeCommand(DraftCommand):
                 raise OptionError(
                     f"{name.replace('_', '-')} is {getattr(self, name)}; there is room for {most} at most"
                 )
-        return Limits(
-            longest=longest,
-            prompt_tokens=self.max_prompt_tokens or most,
-            tokens=self.max_tokens or most,
-            prompts=self.queue,
-            body_bytes=self.max_body_bytes,
+        return RequestLimits(
+            max_model_len=longest,
+            max_prompt_tokens=self.max_prompt_tokens or most,
+            max_new_tokens=self.max_tokens or most,
+            max_prompts=self.queue,
+            max_body_bytes=self.max_body_bytes,
         )
 
 

@@ -195,7 +195,7 @@ def _cells(row: "Row", *, narrow: bool) -> tuple[str, ...]:
     one = row.prediction
     low, high = row.interval
     live = f"{row.live.speed_up:.2f}x ({row.live.interval[0]:.2f}–{row.live.interval[1]:.2f})" if row.live else ""
-    times = () if narrow else (f"{one.iteration.draft_s * 1e3:.2f}", f"{one.iteration.target_s * 1e3:.2f}")
+    times = () if narrow else (f"{one.iteration.draft_s * 1e3:.2f}", f"{one.iteration.verify_s * 1e3:.2f}")
     return (
         row.proposer.name,
         f"{one.nodes} nodes" if one.nodes else str(one.lookahead),

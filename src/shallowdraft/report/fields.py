@@ -14,18 +14,34 @@ class Times(TypedDict):
     """Seconds of an iteration."""
 
     draft_s: Seconds
+    verify_s: SomeSeconds
+    other_s: Seconds
+
+
+class EarlierTimes(TypedDict):
+    """Seconds of an iteration, by the names that earlier versions wrote."""
+
+    draft_s: Seconds
     target_s: SomeSeconds
     rest_s: Seconds
 
 
-class Predicted(Times):
-    """A prediction at one size."""
+class _Untimed(TypedDict):
+    """A prediction at one size, without the parts of its iteration."""
 
     lookahead: Count
     nodes: Count
     tar: Rate
     plain_s: SomeSeconds
     silence: NotRequired[Silence | None]
+
+
+class Predicted(_Untimed, Times):
+    """A prediction at one size."""
+
+
+class EarlierPredicted(_Untimed, EarlierTimes):
+    """A prediction at one size, as earlier versions wrote it."""
 
 
 class Disturbed(TypedDict):
@@ -57,13 +73,13 @@ class Ranked(Proposer):
     nodes: NotRequired[Count]
     tar: Rate
     break_even_tar: Rate
-    iteration: Times
+    iteration: Times | EarlierTimes
     predicted_speed_up: NotRequired[Rate]
     predicted_interval: Bounds
     live: Measured | None
     disturbed: NotRequired[Disturbed | None]
     silence: NotRequired[Silence | None]
-    curve: NotRequired[list[Predicted]]
+    curve: NotRequired[list[Predicted | EarlierPredicted]]
 
 
 class Study(TypedDict):

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from types import UnionType
 
-from shallowdraft.bench.levels import KIND, AskedOf, requests, speed_up, summarise
+from shallowdraft.bench.levels import KIND, BenchSettings, read_requests, speed_up, summarise
 from shallowdraft.cost import Iteration, Prediction, Silence
 from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.files import make, parse_json, read_json, read_lines, require_fields
@@ -110,8 +110,8 @@ def _servers(folder: Path) -> list[Server]:
     """Of every file of `bench` that lies in the folder and holds an answer."""
     files = [Records.read(path, KIND) for path in sorted(folder.glob("*.jsonl")) if _kind(path) == KIND]
     for file in files:
-        require_fields(file.about, AskedOf, f"{file.path}:1", RecordError)
-    answered = [file for file in files if any("tokens" in row for row in requests(file.path))]
+        require_fields(file.about, BenchSettings, f"{file.path}:1", RecordError)
+    answered = [file for file in files if any("tokens" in row for row in read_requests(file.path))]
     plain: dict[str, Records] = {}
     for file in answered:
         if not file.about.get("draft"):
@@ -132,7 +132,7 @@ def _levels(file: Records, plain: Records | None) -> Iterator[Server]:
 
 
 def _asked(file: Records) -> Asked:
-    about, prompts = file.about, frozenset((row["set"], row["id"]) for row in requests(file.path) if "id" in row)
+    about, prompts = file.about, frozenset((row["set"], row["id"]) for row in read_requests(file.path) if "id" in row)
     return Asked(prompts, about["max_tokens"], about["temperature"], about["chat"])
 
 
@@ -184,7 +184,7 @@ def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
     )
     if not ended:
         return named
-    times, live, disturbed = Iteration(**row["iteration"]), row["live"], row.get("disturbed")
+    times, live, disturbed = Iteration.from_json(row["iteration"]), row["live"], row.get("disturbed")
     low, high = row["predicted_interval"]
     return replace(
         named,
@@ -209,7 +209,7 @@ def _tars(figures: Record) -> Tars:
 
 
 def _prediction(one: Record) -> Prediction:
-    times = Iteration(one["draft_s"], one["target_s"], one["rest_s"])
+    times = Iteration.from_json(one)
     return Prediction(one["lookahead"], one["tar"], times, one["plain_s"], one["nodes"], _silence(one))
 
 

@@ -1,4 +1,4 @@
-"""Connections that are not let open for nothing: a request must be whole in time, and there are not too many."""
+"""HTTP connections that time out while a request is incomplete, and that are limited in number."""
 
 import asyncio
 import resource
@@ -6,49 +6,49 @@ import resource
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-WHOLE_S = 20  # that a request may take to arrive
-UNHEARD = (h11.IDLE, h11.SEND_BODY)  # states of a client whose request has not begun, or not ended
+REQUEST_TIMEOUT_S = 20  # in which a request must have arrived completely
+UNFINISHED = (h11.IDLE, h11.SEND_BODY)  # states of a client whose request has not begun, or not ended
 
 
-def most_connections() -> int:
-    """Half of the files that the process may have open."""
+def max_connections() -> int:
+    """Return half of the number of files that the process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with a limit to its patience."""
+    """A connection of uvicorn that is closed if the client is slow to send its request."""
 
-    _waiting: asyncio.TimerHandle | None = None
+    _timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > most_connections():
+        if len(self.connections) > max_connections():
             transport.abort()
         else:
-            self._wait()
+            self._update_timeout()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._wait()
+        self._update_timeout()
 
     def on_response_complete(self) -> None:
-        """Behind a request another may have come, of which nothing more does."""
+        """Start the timeout if a pipelined request is half received: no further data may ever arrive."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
-            self._wait()
+            self._update_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait_no_more()
+        self._stop_timeout()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
-        """While the client owes something: from its first byte on, or the connection's beginning."""
-        if self.conn.their_state not in UNHEARD:
-            self._wait_no_more()
-        elif self._waiting is None:
-            self._waiting = self.loop.call_later(WHOLE_S, self.transport.abort)
+    def _update_timeout(self) -> None:
+        """Run the timeout while a request is incomplete, from the previous answer or the connection's start on."""
+        if self.conn.their_state not in UNFINISHED:
+            self._stop_timeout()
+        elif self._timeout is None:
+            self._timeout = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
 
-    def _wait_no_more(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+    def _stop_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None

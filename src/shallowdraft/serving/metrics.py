@@ -1,14 +1,14 @@
-"""What the server counts, under vLLM's names, for Prometheus."""
+"""Prometheus metrics of the server, under vLLM's names."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from shallowdraft.decoding.results import FinishReason
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """In a registry of their own, all with the model's name."""
+    """Counters, gauges and histograms in a registry of this server, labelled with the model's name."""
 
     def __init__(self, model: str, lookahead: int) -> None:
         self._registry = CollectorRegistry()
@@ -27,18 +27,21 @@ class Metrics:
             registry=self._registry,
         )
         self._by_position = [by_position.labels(model, str(position)) for position in range(lookahead)]
-        self._ended = Counter(
+        self._finished = Counter(
             "vllm:request_success", "Requests answered.", ["model_name", "finished_reason"], registry=self._registry
         )
-        self._first_s = self._histogram("time_to_first_token_seconds", "Seconds from a request to its first token.")
-        self._whole_s = self._histogram("e2e_request_latency_seconds", "Seconds from a request to its last token.")
+        self._first_token_s = self._histogram(
+            "time_to_first_token_seconds", "Seconds from a request to its first token."
+        )
+        self._total_s = self._histogram("e2e_request_latency_seconds", "Seconds from a request to its last token.")
 
-    def begun(self, prompt_tokens: int, first_s: float) -> None:
+    def count_prefill(self, prompt_tokens: int, first_token_s: float) -> None:
+        """Count a prompt that was read and gave its first token."""
         self._prompt_tokens.inc(prompt_tokens)
-        self._first_s.observe(first_s)
+        self._first_token_s.observe(first_token_s)
 
-    def iterated(self, accepted: int) -> None:
-        """Count an iteration of a row."""
+    def count_iteration(self, accepted: int) -> None:
+        """Count an iteration of one batch row."""
         if self._lookahead:
             self._drafts.inc()
             self._draft_tokens.inc(self._lookahead)
@@ -46,19 +49,21 @@ class Metrics:
             for position in self._by_position[:accepted]:
                 position.inc()
 
-    def ended(self, reason: FinishReason, whole_s: float) -> None:
-        self._ended.labels(self._model, "stop" if reason == "stop" else "length").inc()
-        self._whole_s.observe(whole_s)
+    def count_finish(self, reason: FinishReason, total_s: float) -> None:
+        """Count a request whose last token was generated."""
+        self._finished.labels(self._model, "stop" if reason == "stop" else "length").inc()
+        self._total_s.observe(total_s)
 
     def page(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _gauge(self, name: str, what: str) -> Gauge:
-        return Gauge(f"vllm:{name}", what, ["model_name"], registry=self._registry).labels(self._model)
+    def _gauge(self, name: str, description: str) -> Gauge:
+        return Gauge(f"vllm:{name}", description, ["model_name"], registry=self._registry).labels(self._model)
 
-    def _counter(self, name: str, what: str) -> Counter:
-        return Counter(f"vllm:{name}", what, ["model_name"], registry=self._registry).labels(self._model)
+    def _counter(self, name: str, description: str) -> Counter:
+        return Counter(f"vllm:{name}", description, ["model_name"], registry=self._registry).labels(self._model)
 
-    def _histogram(self, name: str, what: str) -> Histogram:
-        name = f"vllm:{name}"
-        return Histogram(name, what, ["model_name"], registry=self._registry, buckets=SECONDS).labels(self._model)
+    def _histogram(self, name: str, description: str) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", description, ["model_name"], registry=self._registry, buckets=BUCKETS_S)
+        return histogram.labels(self._model)

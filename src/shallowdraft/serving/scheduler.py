@@ -1,4 +1,4 @@
-"""One thread runs the batch; requests reach it through a bounded queue, what they get is handed back as it comes."""
+"""The scheduler: one thread runs the batch, prompts reach it through a bounded queue and get updates as they come."""
 
 import gc
 import logging
@@ -22,28 +22,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Update:
-    """What is new of a request."""
+    """Text that an iteration added to a prompt, or the error that ends it."""
 
     text: str = ""
     finish_reason: FinishReason | None = None
     tokens: int = 0
-    """New tokens so far."""
+    """New tokens since the prompt, these included."""
     error: str | None = None
-    """Why there will be nothing more."""
 
 
 @dataclass(eq=False)
-class Ticket:
-    """A prompt on its way through the server."""
+class ServedPrompt:
+    """A prompt from the queue to its last update."""
 
-    prompt: list[int]
+    ids: list[int]
     settings: Settings
     stream: int
     """The number of its random stream, among the prompts of its request."""
     notify: Callable[[Update], None]
     """Called from the engine's thread."""
     cancelled: bool = False
-    shown: int = 0
+    pieces_sent: int = 0
     begin_s: float = field(default_factory=time.perf_counter)
 
 
@@ -56,69 +55,77 @@ class StoppingError(Exception):
 
 
 class Scheduler:
-    """Lets requests join the batch in the order they came, as rows become free."""
+    """Lets prompts join the batch in the order they came, as rows become free."""
 
-    def __init__(self, new_batch: Callable[[], Batch], rows: int, queue: int, metrics: Metrics) -> None:
-        self._new_batch, self._most_rows, self._most_waiting, self._metrics = new_batch, rows, queue, metrics
+    def __init__(self, new_batch: Callable[[], Batch], max_rows: int, max_waiting: int, metrics: Metrics) -> None:
+        self._new_batch, self._max_rows, self._max_waiting, self._metrics = new_batch, max_rows, max_waiting, metrics
         self._batch = new_batch()
-        self._running: dict[Row, Ticket] = {}
-        self._waiting: deque[Ticket] = deque()
-        self._reading = False  # a prompt, which is neither
-        self._changed = threading.Condition()
-        self._ended: Future[None] | None = None
-        self.stopping = self._given_up = False
+        self._running: dict[Row, ServedPrompt] = {}
+        self._waiting: deque[ServedPrompt] = deque()
+        self._prefilling = False  # a prompt that has left the queue and has no row yet
+        self._changed = threading.Condition()  # held to change the queue or `stopping`
+        self._loop: Future[None] | None = None
+        self.stopping = self._failed = False
         metrics.waiting.set_function(lambda: len(self._waiting))
-        metrics.running.set_function(lambda: len(self._running) + self._reading)
+        metrics.running.set_function(lambda: len(self._running) + self._prefilling)
 
-    def start(self, worker: Worker, ended: Callable[[], None]) -> None:
-        """`ended` is called when all that was taken is answered after `stop`, or when nothing can be any more."""
-        self._ended = worker.start(self._run)
-        self._ended.add_done_callback(lambda _: ended())
+    def start(self, worker: Worker, on_end: Callable[[], None]) -> None:
+        """Run in the worker's thread; call `on_end` when all is answered after `stop`, or after a fatal error."""
+        self._loop = worker.start(self._run)
+        self._loop.add_done_callback(lambda _: on_end())
 
     @property
     def healthy(self) -> bool:
-        return self._ended is not None and not self._given_up and not self.stopping
+        """Whether new requests are taken."""
+        return self._loop is not None and not self._failed and not self.stopping
 
     @property
     def error(self) -> BaseException | None:
-        """Why nothing can be answered any more."""
-        return self._ended.exception() if self._ended and self._ended.done() else None
+        """The error that ended the scheduler, if one did."""
+        return self._loop.exception() if self._loop and self._loop.done() else None
 
-    def submit(self, tickets: Sequence[Ticket]) -> None:
-        """All of them, or none."""
+    def submit(self, prompts: Sequence[ServedPrompt]) -> None:
+        """Queue all prompts of a request, or none of them."""
         with self._changed:
             if not self.healthy:
                 raise StoppingError
-            if len(self._waiting) + len(tickets) > self._most_waiting:
+            if len(self._waiting) + len(prompts) > self._max_waiting:
                 raise QueueFullError
-            self._waiting.extend(tickets)
+            self._waiting.extend(prompts)
             self._changed.notify()
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
-        """Nobody waits for them any more; rows become free before the next iteration."""
+    def cancel(self, prompts: Sequence[ServedPrompt]) -> None:
+        """Drop prompts whose client has gone; their rows become free before the next iteration."""
         with self._changed:
-            for ticket in tickets:
-                ticket.cancelled = True
-            self._waiting = deque(ticket for ticket in self._waiting if not ticket.cancelled)
+            for prompt in prompts:
+                prompt.cancelled = True
+            self._waiting = deque(prompt for prompt in self._waiting if not prompt.cancelled)
 
     def stop(self) -> None:
-        """Take no more requests."""
+        """Take no more requests, and end when all are answered."""
         with self._changed:
             self.stopping = True
             self._changed.notify()
 
     def _run(self) -> None:
         try:
-            while self._work():
-                if not self._went_on():
-                    self._start_again()
-        finally:  # reached by an error only if not even a new batch could be made
+            while self._wait_for_work():
+                if not self._run_iteration():
+                    self._restart()
+        finally:  # reached by an error only if a new batch could not be made either
             with self._changed:
-                self._given_up = True
-                self._give_up(self._waiting)
+                self._failed = True
+                self._fail(self._waiting)
                 self._waiting.clear()
 
-    def _went_on(self) -> bool:
+    def _wait_for_work(self) -> bool:
+        """Wait for prompts; return False if there are none and no more will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self.stopping)
+            return bool(self._waiting or self._running)
+
+    def _run_iteration(self) -> bool:
+        """Admit a prompt and run an iteration; return False if that failed."""
         try:
             self._admit()
             self._iterate()
@@ -127,72 +134,67 @@ class Scheduler:
             return False
         return True
 
-    def _start_again(self) -> None:
-        """With another batch, once nothing of the failed one takes memory."""
-        self._give_up(self._running.values())
+    def _restart(self) -> None:
+        """Replace a batch that failed, after its memory is free."""
+        self._fail(self._running.values())
         self._running.clear()
         del self._batch
         gc.collect()
         self._batch = self._new_batch()
 
-    def _work(self) -> bool:
-        """Wait until there is some; False: there will be none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._running or self.stopping)
-            return bool(self._waiting or self._running)
-
     def _admit(self) -> None:
-        """Let those leave for whom nobody waits, and one join: while its prompt is read, the rows that run wait."""
-        self._let_go([row for row, ticket in self._running.items() if ticket.cancelled])
+        """Drop cancelled rows, then admit one prompt: the running rows wait only while one prompt is read."""
+        self._remove([row for row, prompt in self._running.items() if prompt.cancelled])
         with self._changed:
-            if not self._waiting or len(self._running) == self._most_rows:
+            if not self._waiting or len(self._running) == self._max_rows:
                 return
-            ticket, self._reading = self._waiting.popleft(), True
+            prompt, self._prefilling = self._waiting.popleft(), True
         try:
-            self._join(ticket)
+            self._prefill(prompt)
         finally:
-            self._reading = False
+            self._prefilling = False
 
-    def _join(self, ticket: Ticket) -> None:
+    def _prefill(self, prompt: ServedPrompt) -> None:
         try:
-            row = self._batch.join(ticket.prompt, ticket.settings, ticket.stream)
+            row = self._batch.join(prompt.ids, prompt.settings, prompt.stream)
         except ShallowdraftError as error:
-            ticket.notify(Update(error=str(error)))
+            prompt.notify(Update(error=str(error)))
             return
         except Exception:
-            self._give_up([ticket])
+            self._fail([prompt])
             raise
-        self._metrics.begun(len(ticket.prompt), time.perf_counter() - ticket.begin_s)
-        self._running[row] = ticket
-        self._publish(row, ticket)
+        self._metrics.count_prefill(len(prompt.ids), time.perf_counter() - prompt.begin_s)
+        self._running[row] = prompt
+        self._send_update(row, prompt)
 
     def _iterate(self) -> None:
         if not self._running:
             return
         self._batch.step()
-        for row, ticket in list(self._running.items()):
+        for row, prompt in list(self._running.items()):
             if row.sound:
-                self._metrics.iterated(row.accepted_by_iteration[-1])
-            self._publish(row, ticket)
+                self._metrics.count_iteration(row.accepted_by_iteration[-1])
+            self._send_update(row, prompt)
 
-    def _publish(self, row: Row, ticket: Ticket) -> None:
+    def _send_update(self, row: Row, prompt: ServedPrompt) -> None:
+        """Send the text that is new, and remove a row that has ended."""
         if not row.sound:
-            self._let_go([row])
-            ticket.notify(Update(error="the models produced NaN or infinite logits"))
+            self._remove([row])
+            prompt.notify(Update(error="the models produced NaN or infinite logits"))
             return
-        new, ticket.shown = row.pieces[ticket.shown :], len(row.pieces)
+        new, prompt.pieces_sent = row.pieces[prompt.pieces_sent :], len(row.pieces)
         self._metrics.tokens.inc(sum(piece.token_id is not None for piece in new))
         text = "".join(piece.text for piece in new)
         if row.finish_reason is not None:
-            self._let_go([row])
-            self._metrics.ended(row.finish_reason, time.perf_counter() - ticket.begin_s)
-        ticket.notify(Update(text, row.finish_reason, len(row.tokens)))
+            self._remove([row])
+            self._metrics.count_finish(row.finish_reason, time.perf_counter() - prompt.begin_s)
+        prompt.notify(Update(text, row.finish_reason, len(row.tokens)))
 
-    def _let_go(self, rows: Sequence[Row]) -> None:
+    def _remove(self, rows: Sequence[Row]) -> None:
         self._batch.leave(rows)
         for row in rows:
             del self._running[row]
 
-    def _give_up(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            ticket.notify(Update(error="the request failed in the server"))
+    def _fail(self, prompts: Iterable[ServedPrompt]) -> None:
+        for prompt in prompts:
+            prompt.notify(Update(error="the request failed in the server"))

@@ -1,6 +1,7 @@
-"""What clients may send. A field that is not here, or a value that would not be honoured, is refused; null never is.
+"""The request bodies that the server accepts.
 
-A list is looked at up to its first mistake: a body of a megabyte has room for half a million.
+An unknown field, or a value that would have no effect, is refused; null is the same as a field left out. Validation of
+a list stops at the first error: a body of a megabyte has room for half a million of them.
 """
 
 from collections.abc import Callable
@@ -21,113 +22,118 @@ from pydantic_core import PydanticCustomError
 
 from shallowdraft.errors import PromptError
 
-LONGEST_NAME = 40  # that a message repeats
+MAX_SHOWN_NAME = 40  # characters of an unknown field that a message repeats
 
 T = TypeVar("T")
-Some = Annotated[list[T], Field(min_length=1, fail_fast=True)]
-Text = Annotated[str, Field(min_length=1)]
+NonEmptyList = Annotated[list[T], Field(min_length=1, fail_fast=True)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
-Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
-Zero = Annotated[StrictFloat, Field(ge=0, le=0)]
-One = Annotated[StrictFloat, Field(ge=1, le=1)]
+TokenCount = Annotated[StrictInt, Field(ge=1, lt=2**31)]
+OnlyZero = Annotated[StrictFloat, Field(ge=0, le=0)]
+OnlyOne = Annotated[StrictFloat, Field(ge=1, le=1)]
 
 
-def _form(given: Any) -> str | None:
-    """Which of a field's forms is meant."""
-    return "string" if isinstance(given, str) else "list" if isinstance(given, list) else None
+def _type_tag(value: Any) -> str | None:
+    """Return the tag of the union member to validate a field as."""
+    return "string" if isinstance(value, str) else "list" if isinstance(value, list) else None
 
 
-def _deep_form(given: Any) -> str | None:
-    """Likewise, of a list by its first element."""
-    deeper = {"string": "strings", "list": "lists"}
-    return deeper.get(_form(given[0]) or "", "list") if isinstance(given, list) and given else _form(given)
+def _element_type_tag(value: Any) -> str | None:
+    """Return the tag of the union member, which for a list depends on its first element."""
+    by_element = {"string": "strings", "list": "lists"}
+    return by_element.get(_type_tag(value[0]) or "", "list") if isinstance(value, list) and value else _type_tag(value)
 
 
-def _one_of(what: str, form: Callable[[Any], str | None] = _form) -> Discriminator:
-    return Discriminator(form, custom_error_type="form", custom_error_message=f"send {what}")
+def _discriminator(accepted: str, tag: Callable[[Any], str | None] = _type_tag) -> Discriminator:
+    """Choose one union member by its tag, so that an error is about that one alone."""
+    return Discriminator(tag, custom_error_type="form", custom_error_message=f"send {accepted}")
 
 
-Prompt = Annotated[
-    Annotated[Text, Tag("string")]
-    | Annotated[Some[TokenId], Tag("list")]
-    | Annotated[Some[Text], Tag("strings")]
-    | Annotated[Some[Some[TokenId]], Tag("lists")],
-    _one_of("text, token ids, or a list of either", _deep_form),
+PromptField = Annotated[
+    Annotated[NonEmptyText, Tag("string")]
+    | Annotated[NonEmptyList[TokenId], Tag("list")]
+    | Annotated[NonEmptyList[NonEmptyText], Tag("strings")]
+    | Annotated[NonEmptyList[NonEmptyList[TokenId]], Tag("lists")],
+    _discriminator("text, token ids, or a list of either", _element_type_tag),
 ]
-Stop = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[Text], Field(max_length=4, fail_fast=True), Tag("list")],
-    _one_of("a string, or a list of up to four"),
+StopField = Annotated[
+    Annotated[NonEmptyText, Tag("string")]
+    | Annotated[list[NonEmptyText], Field(max_length=4, fail_fast=True), Tag("list")],
+    _discriminator("a string, or a list of up to four"),
 ]
 
 
 class Schema(BaseModel):
-    """Strict about names; null stands for what is not said."""
+    """A JSON object that refuses unknown fields and drops those that are null."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        said = {name: value for name, value in given.items() if value is not None}
-        unknown = next((name for name in said if name not in cls.model_fields), None)
+    def _check_names(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        fields = {name: value for name, value in body.items() if value is not None}
+        unknown = next((name for name in fields if name not in cls.model_fields), None)
         if unknown is not None:
-            shown = unknown[:LONGEST_NAME].encode(errors="replace").decode()
+            shown = unknown[:MAX_SHOWN_NAME].encode(errors="replace").decode()
             raise PydanticCustomError("unknown_field", "this server does not take {name}", {"name": shown})
-        return said
+        return fields
 
 
 class StreamOptions(Schema):
-    """How to stream."""
+    """Options of a streamed answer."""
 
     include_usage: StrictBool = False
 
 
-class Nothing(Schema):
-    """An empty object."""
+class EmptyObject(Schema):
+    """An object without fields."""
 
 
 class PlainText(Schema):
-    """The only form of an answer."""
+    """The only format of an answer."""
 
     type: Literal["text"]
 
 
-class Request(Schema):
-    """What completions and chats have in common, and what has one value here: the one that does nothing."""
+class GenerationRequest(Schema):
+    """The fields that completions and chats have in common.
+
+    A field of OpenAI's or vLLM's API that the server does not implement is accepted with the value that has no effect.
+    """
 
     model: str
-    max_tokens: Count | None = None
+    max_tokens: TokenCount | None = None
     temperature: Annotated[StrictFloat, Field(ge=0, le=2)] | None = None
     top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
-    """0 or -1: every token, as in vLLM."""
+    """0 and -1 stand for every token, as in vLLM."""
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] | None = None
-    stop: Stop | None = None
+    stop: StopField | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: StrictBool = False
-    """As in vLLM: go on behind a stop token."""
+    """Whether to continue after a stop token, as in vLLM."""
     user: str | None = None
-    """For the client's own books."""
+    """The client's own label, ignored."""
     n: Annotated[StrictInt, Field(ge=1, le=1)] | None = None
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
-    repetition_penalty: One | None = None
-    min_p: Zero | None = None
-    logit_bias: Nothing | None = None
+    frequency_penalty: OnlyZero | None = None
+    presence_penalty: OnlyZero | None = None
+    repetition_penalty: OnlyOne | None = None
+    min_p: OnlyZero | None = None
+    logit_bias: EmptyObject | None = None
     response_format: PlainText | None = None
 
     @property
-    def stops(self) -> list[str]:
+    def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-class CompletionRequest(Request):
-    """Text or token ids to continue, or a list of either, which gives a choice each."""
+class CompletionRequest(GenerationRequest):
+    """Text or token ids to continue, or a list of them, each answered by one choice."""
 
-    prompt: Prompt
+    prompt: PromptField
     echo: Literal[False] | None = None
     best_of: Annotated[StrictInt, Field(ge=1, le=1)] | None = None
     suffix: Literal[""] | None = None
@@ -147,36 +153,36 @@ class TextPart(Schema):
     text: str
 
 
-Content = Annotated[
+ContentField = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("list")],
-    _one_of("text, or a list of text parts"),
+    _discriminator("text, or a list of text parts"),
 ]
 
 
-class Message(Schema):
+class ChatMessage(Schema):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: ContentField
 
-    def plain(self) -> dict[str, str]:
-        """As chat templates take it, which have no developers: they are what systems were."""
+    def as_template_input(self) -> dict[str, str]:
+        """Return the message for a chat template, which knows the role developer as system."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-class ChatRequest(Request):
+class ChatRequest(GenerationRequest):
     """A conversation to answer."""
 
-    messages: Some[Message]
-    max_completion_tokens: Count | None = None
+    messages: NonEmptyList[ChatMessage]
+    max_completion_tokens: TokenCount | None = None
     logprobs: Literal[False] | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=0)] | None = None
 
     @property
-    def limit(self) -> int | None:
-        """On new tokens, by either name."""
-        given = {self.max_completion_tokens, self.max_tokens} - {None}
-        if len(given) > 1:
+    def new_tokens(self) -> int | None:
+        """The limit of new tokens, by either of its names."""
+        limits = {self.max_completion_tokens, self.max_tokens} - {None}
+        if len(limits) > 1:
             raise PromptError("max_tokens and max_completion_tokens differ; send one of them")
-        return next(iter(given), None)
+        return next(iter(limits), None)

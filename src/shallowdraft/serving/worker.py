@@ -1,8 +1,8 @@
 """One thread for everything that computes.
 
-OpenMP keeps threads for every thread that ever computed with it, and where they are more than cores it lets none of
-them spin: at each of a pass's hundred barriers they sleep and are woken. A server that loaded models in one thread and
-decoded in another took 4.5 ms for a token that takes 1.5 (two cores).
+OpenMP keeps a team of threads for every thread that ever computed, and once all teams together exceed the cores it no
+longer lets them spin: at each of the hundred barriers of a forward pass they sleep and have to be woken. A server that
+loaded models in one thread and decoded in another took 4.5 ms for a token that takes 1.5 (two cores).
 """
 
 import threading
@@ -15,29 +15,29 @@ T = TypeVar("T")
 
 
 class Worker:
-    """A thread that does one thing after the other; it does not keep the process alive."""
+    """A daemon thread that runs jobs one after the other."""
 
     def __init__(self) -> None:
-        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        threading.Thread(target=self._work, name="engine", daemon=True).start()
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._run_jobs, name="engine", daemon=True).start()
 
     def start(self, job: Callable[[], T]) -> Future[T]:
-        """When it has done what came before."""
-        done: Future[T] = Future()
+        """Queue a job and return the future of its result."""
+        future: Future[T] = Future()
 
         def run() -> None:
             try:
-                done.set_result(job())
-            except BaseException as error:  # for whoever asks for the result
-                done.set_exception(error)
+                future.set_result(job())
+            except BaseException as error:  # raised where the result is read
+                future.set_exception(error)
 
-        self._todo.put(run)
-        return done
+        self._jobs.put(run)
+        return future
 
     def do(self, job: Callable[[], T]) -> T:
-        """And wait for it."""
+        """Run a job and wait for its result."""
         return self.start(job).result()
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         while True:
-            self._todo.get()()
+            self._jobs.get()()

@@ -81,7 +81,7 @@ def design(
     def needed(shape: ModelShape, goal: float) -> Needed:
         found = []
         for d, rest in base.items():
-            whole = Iteration(law.draft_s(shape, d, context), rest.target_s, rest.rest_s)
+            whole = Iteration(law.draft_s(shape, d, context), rest.verify_s, rest.other_s)
             tar = cost.required_tar(goal, whole)
             found.append(Needed(d, tar, cost.independent_acceptance(tar, d)))
         return min(found, key=lambda one: (one.acceptance_rate, one.lookahead))

@@ -143,7 +143,7 @@ class Study:
                     "predicted_speed_up": row.prediction.speed_up,
                     "predicted_interval": row.interval,
                     "break_even_tar": row.prediction.break_even_tar,
-                    "iteration": asdict(row.prediction.iteration),
+                    "iteration": row.prediction.iteration.to_json(),
                     "waterfall": asdict(row.prediction.waterfall),
                     "silence": asdict(silence) if (silence := row.prediction.silence) else None,
                     "live": None if row.live is None else row.live.to_json(),
@@ -194,7 +194,7 @@ def study(
 
 def _flat(one: cost.Prediction) -> Record:
     sizes = {"size": one.size, "lookahead": one.lookahead, "nodes": one.nodes}
-    times = {"tar": one.tar, **asdict(one.iteration), "plain_s": one.plain_s}
+    times = {"tar": one.tar, **one.iteration.to_json(), "plain_s": one.plain_s}
     return sizes | times | {"silence": asdict(one.silence) if one.silence else None}
 
 

@@ -24,7 +24,7 @@ from shallowdraft.report.run import Entry, Run, Step
 SEEN = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 0.85]))  # on white and on black
 ROOM = 1.2  # for numbers behind bars
 CHANGES = ("speed-up", "loss", "gain")
-PARTS = {"drafting": "draft_s", "verifying": "target_s", "the rest": "rest_s"}
+PARTS = {"drafting": "draft_s", "verifying": "verify_s", "the rest": "other_s"}
 
 
 def time_split(run: Run) -> Figure | Gap:

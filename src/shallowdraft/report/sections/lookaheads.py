@@ -77,8 +77,8 @@ def _curve(one: Entry) -> list[dict[str, Any]]:
             "low": one.tars.bounds(point.size)[0],
             "high": one.tars.bounds(point.size)[1],
             "draft_ms": 1e3 * point.iteration.draft_s,
-            "verify_ms": 1e3 * point.iteration.target_s,
-            "rest_ms": 1e3 * point.iteration.rest_s,
+            "verify_ms": 1e3 * point.iteration.verify_s,
+            "rest_ms": 1e3 * point.iteration.other_s,
             "speed_up": point.speed_up,
             "best": point is best,
         }

@@ -39,7 +39,7 @@ LOOKAHEAD = "lookahead"
 
 EXPRESSIONS = {
     "new_tar": "max(1, min(datum.most_tar, 1 + (datum.tar - 1) * acceptance))",
-    "seconds": "(datum.draft_s * draft_latency + datum.target_s * target_latency) / bandwidth + datum.rest_s",
+    "seconds": "(datum.draft_s * draft_latency + datum.verify_s * target_latency) / bandwidth + datum.other_s",
     "tokens_per_s": "datum.new_tar / datum.seconds",
     "speed_up": "datum.tokens_per_s * datum.plain_s * target_latency / bandwidth",
 }
@@ -73,7 +73,7 @@ def what_if(run: Run) -> Figure | Gap:
             "tar": point.tar,
             "most_tar": point.most_tar,
             "plain_s": point.plain_s,
-            **vars(point.iteration),
+            **point.iteration.to_json(),
         }
         for one in found
         for point in one.curve
@@ -107,7 +107,7 @@ def what_if(run: Run) -> Figure | Gap:
         _said(base, "'best '", -66),
         _said(base.transform_filter(f"datum.size == {LOOKAHEAD}"), "''", -30),
     ]
-    names = ("label", "size", "tar", "draft_s", "target_s", "rest_s", "plain_s")
+    names = ("label", "size", "tar", "draft_s", "verify_s", "other_s", "plain_s")
     columns = ("proposer", "size", "TAR", "draft ms", "verify ms", "rest ms", "plain token ms")
     table = Table(columns, [tuple(1e3 * row[n] if n.endswith("_s") else row[n] for n in names) for row in rows])
     note = (
