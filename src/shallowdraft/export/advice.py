@@ -8,7 +8,7 @@ from shallowdraft import cost
 from shallowdraft.cost import Iteration, Silence
 from shallowdraft.decoding.generation import MAX_LOOKAHEAD
 from shallowdraft.errors import RecordError
-from shallowdraft.files import Range, make, require_fields
+from shallowdraft.files import Range, from_record, require_fields
 from shallowdraft.identity import folder_digest
 from shallowdraft.models.checkpoint import find_folder, read_json
 from shallowdraft.profiling.latency import Profile, read_profile
@@ -96,7 +96,9 @@ def _advise(folder: Path, target: str, draft: str) -> Advice:
         raise RecordError(f"{folder / 'replays.jsonl'}: has no TAR of {draft}; run the study again")
     tars = {int(size): tar for size, tar in replayed["tar"].items()}
     where = str(folder / "replays.jsonl")
-    silence = {int(size): make(Silence, one, where, RecordError) for size, one in replayed.get("silence", {}).items()}
+    silence = {
+        int(size): from_record(Silence, one, where, RecordError) for size, one in replayed.get("silence", {}).items()
+    }
     profile = read_profile(folder / "profile.jsonl")
     timed = sorted({point.batch for point in profile.of_draft(draft)})
     live = row["live"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shallowdraft.errors import CheckpointError, UnsupportedModelError, first_line
-from shallowdraft.files import Count, naming, require_fields
+from shallowdraft.files import Count, path_in_errors, require_fields
 from shallowdraft.models.checkpoint import read_json
 from shallowdraft.models.model import Model
 from shallowdraft.shapes import ModelShape, Rope
@@ -101,7 +101,7 @@ def write_gguf(model: Model, tokenizer: Tokenizer, path: Path) -> None:
     for name, tensor in _tensors(model):
         stored = gguf.GGMLQuantizationType.F32 if tensor.dim() == 1 else kind
         writer.add_tensor(name, gguf.quantize(tensor.float().numpy(), stored), raw_dtype=stored)
-    with naming(path):
+    with path_in_errors(path):
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -26,7 +26,7 @@ from shallowdraft.decoding.divergence import explain
 from shallowdraft.decoding.generation import DrafterName, Generation, Options, generate
 from shallowdraft.decoding.timing import MachineState, state_of
 from shallowdraft.decoding.ways import Way, Whose
-from shallowdraft.files import Count, Seconds, SomeSeconds
+from shallowdraft.files import Count, PositiveSeconds, Seconds
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
@@ -40,7 +40,7 @@ AGAIN = 2  # times that a run is taken again which stalls, and a way on all prom
 class StateThen(TypedDict):
     """Of the machine, before a run or after it."""
 
-    plain_s: SomeSeconds
+    plain_s: PositiveSeconds
     handover_s: Seconds
     arithmetic_s: Seconds
 
@@ -57,7 +57,7 @@ class LiveRun(TypedDict):
     tree: NotRequired[list[int]]
     emitted: Count
     iterations: Count
-    seconds: SomeSeconds
+    seconds: PositiveSeconds
     tie: bool
     states: tuple[StateThen, StateThen]
 
