@@ -257,7 +257,7 @@ def test_what_all_processes_of_a_torchrun_meet_is_said_by_the_first(folders):
 
 
 def test_what_another_process_of_a_torchrun_meets_alone_is_said_too(folders, capsys, monkeypatch):
-    monkeypatch.setattr("shallowdraft.cli.PATIENCE_S", 0.0)
+    monkeypatch.setattr("shallowdraft.cli.PEER_DELAY_S", 0.0)
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     assert generate(folders, "--tensor-parallel", "--dtype", "int8") == 2

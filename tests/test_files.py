@@ -91,7 +91,7 @@ def test_what_is_no_line_is_said(name: str, content: bytes, said: str, tmp_path:
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path):
     _, read, error = READERS[name]
     os.mkfifo(tmp_path / "file.jsonl")
-    with pytest.raises(error, match="no regular file but a pipe"):
+    with pytest.raises(error, match="not a regular file but a pipe"):
         read(tmp_path / "file.jsonl")
 
 
@@ -110,7 +110,7 @@ def test_records_go_to_no_pipe(models: Path, tmp_path: Path, capsys):
     os.mkfifo(tmp_path / "trace")
     given = ["record", "--target", str(models / "target"), "--prompts", "zoo", "--limit", "1"]
     assert main([*given, "--out", str(tmp_path / "trace")]) == 2
-    assert "no regular file" in capsys.readouterr().err
+    assert "not a regular file" in capsys.readouterr().err
 
 
 def test_a_character_that_a_kill_cut_in_two_is_dropped_with_its_line(tmp_path: Path):
@@ -305,10 +305,10 @@ def trace(path: Path, *, about: dict | None = None, **change: object) -> Path:
         ({"logprobs": [-0.5, float("nan")]}, r":2: logprobs\[1\] is nan"),
         ({"logprobs": [-0.5]}, "lacks log-probabilities"),
         ({"logprobs": [-0.5, 3.0]}, "none is above 0"),
-        ({"more": 1}, "a field 'more' that is not known"),
+        ({"more": 1}, "an unknown field 'more'"),
         ({"about": {"sampling": {"temperature": -1.0}}}, ":1: temperature is -1.0"),
-        ({"about": {"sampling": {"cold": 1}}}, ":1: has a field 'cold'"),
-        ({"about": {"vocabulary": 5}}, ":1: vocabulary is 5, no object"),
+        ({"about": {"sampling": {"cold": 1}}}, ":1: has an unknown field 'cold'"),
+        ({"about": {"vocabulary": 5}}, ":1: vocabulary is 5, not an object"),
     ],
 )
 def test_traces_that_cannot_be(change: dict, said: str, tmp_path: Path):

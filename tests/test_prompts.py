@@ -1,4 +1,4 @@
-"""Sets of prompts, shipped and from files."""
+"""Sets of prompts that ship with the package, and from files."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from shallowdraft.prompts.published import few_shot, hellaswag
 from shallowdraft.shapes.notation import parse_shape
 
 
-def test_shipped_sets_are_whole_and_say_where_they_come_from():
+def test_shipped_sets_have_unique_prompts_sources_and_licences():
     assert names() == ["arena", "gsm8k", "hellaswag", "humaneval", "mmlu", "mt-bench", "spec-bench", "zoo"]
     for name in names():
         prompts = load_prompts(name)
@@ -27,21 +27,21 @@ def test_shipped_sets_are_whole_and_say_where_they_come_from():
         assert name == "zoo" or {row["license"] for row in rows} <= {"MIT", "Apache-2.0"}
 
 
-def test_shipped_hellaswag_is_what_the_formatter_makes_of_the_published_rows():
-    """The begun sentence, which the choices end, is `ctx_b`; in the published rows it has no capital."""
-    begun = 0
+def test_shipped_hellaswag_equals_the_formatted_published_rows():
+    """The sentence that the choices complete is `ctx_b`; in the published rows it has no capital."""
+    unfinished = 0
     for prompt in load_prompts("hellaswag"):
         activity, context = prompt.text.split(": ", 1)
         start = max(context.rfind(f"{end} ") for end in ".!?") + 2
         row = {"activity_label": activity, "ctx_a": context, "ctx_b": ""}
         if context[-1] not in ".!?\"')":
-            begun += 1
+            unfinished += 1
             row |= {"ctx_a": context[:start].rstrip(), "ctx_b": context[start:].lower()}
         assert hellaswag(row) == prompt.text
-    assert begun == 59
+    assert unfinished == 59
 
 
-def test_what_ships_of_spec_bench_is_what_is_said():
+def test_the_shipped_part_of_spec_bench_is_as_documented():
     assert {prompt.task for prompt in load_prompts("spec-bench")} == {
         "spec_bench/multi_turn_conversation",
         "spec_bench/math_reasoning",
@@ -52,19 +52,19 @@ def test_what_ships_of_spec_bench_is_what_is_said():
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        ('{"text": "a"}', ':1: no JSON object with a "prompt" field'),
+        ('{"text": "a"}', ':1: not a JSON object with a "prompt" field'),
         ('{"prompt": 3}', "field that holds text"),
         ('{"ids": []}', 'or "ids" that holds token ids'),
         ('{"ids": [1, "2"]}', 'or "ids" that holds token ids'),
-        ("[1]", ":1: no JSON object"),
+        ("[1]", ":1: not a JSON object"),
         ("\n", "holds no prompt"),
     ],
 )
-def test_wrong_files(tmp_path: Path, content: str, said: str):
+def test_wrong_files(tmp_path: Path, content: str, message: str):
     (tmp_path / "file.jsonl").write_text(content)
-    with pytest.raises(PromptError, match=said):
+    with pytest.raises(PromptError, match=message):
         load_prompts(tmp_path / "file.jsonl")
 
 
@@ -88,7 +88,7 @@ PUBLISHED = {  # a row of each set, as its authors publish it
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_rows_as_they_are_published(name: str, tmp_path: Path):
+def test_published_rows_give_their_prompt(name: str, tmp_path: Path):
     row, text = PUBLISHED[name]
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "b.jsonl").write_text(json.dumps(row) + "\n")
@@ -97,9 +97,9 @@ def test_rows_as_they_are_published(name: str, tmp_path: Path):
     assert first.id != second.id
 
 
-def test_mmlu_has_five_solved_questions_of_its_subject_before_it():
-    """The shipped sample, which others made in this format, taken apart and put together again."""
-    (whole,) = (one.text for one in load_prompts("mmlu")[:1])
+def test_mmlu_prompts_begin_with_five_solved_questions_of_the_subject():
+    """A shipped prompt, which others formatted, is taken apart and formatted again."""
+    whole = load_prompts("mmlu")[0].text
     head, *blocks = whole.split("\n\n")
     subject = head.removesuffix(".").split(" about ")[1].replace(" ", "_")
     rows = []
@@ -111,8 +111,8 @@ def test_mmlu_has_five_solved_questions_of_its_subject_before_it():
         rows.append(
             {"question": question, "choices": choices, "subject": subject, "answer": "ABCD".find(answer or "A")}
         )
-    *solved, asked = rows
-    assert few_shot([*solved, {**asked, "subject": subject}])(asked) == whole
+    *solved, question = rows
+    assert few_shot([*solved, {**question, "subject": subject}])(question) == whole
 
 
 def test_a_full_set_needs_its_library_or_a_known_name(monkeypatch):
@@ -140,16 +140,17 @@ def test_generate_takes_a_file_of_prompts(tmp_path: Path, capsys):
     file.write_text('{"prompt": "One two", "id": "a"}\n\n{"prompt": "Three"}\n')
     options = ["generate", "--target", str(target), "--draft", str(draft), "--prompts", str(file)]
     assert main([*options, "--max-new-tokens", "12", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["id"] for one in found["generations"]] == ["a", "3"]
-    assert found["stats"]["tokens"] == sum(one["stats"]["tokens"] for one in found["generations"]) == 24
+    printed = json.loads(capsys.readouterr().out)
+    generations = printed["generations"]
+    assert [generation["id"] for generation in generations] == ["a", "3"]
+    assert printed["stats"]["tokens"] == sum(generation["stats"]["tokens"] for generation in generations) == 24
     assert main([*options, "--max-new-tokens", "12"]) == 0
-    shown = capsys.readouterr()
-    assert shown.out.startswith("One two")
-    assert "2 prompts: 24 tokens" in shown.err
+    printed = capsys.readouterr()
+    assert printed.out.startswith("One two")
+    assert "2 prompts: 24 tokens" in printed.err
 
 
-@pytest.mark.parametrize("given", [[], ["--prompt", "a", "--prompts", "zoo"]])
-def test_one_prompt_or_several(given: list[str], capsys):
-    assert main(["generate", "--target", "nowhere", *given]) == 2
+@pytest.mark.parametrize("options", [[], ["--prompt", "a", "--prompts", "zoo"]])
+def test_one_prompt_or_several(options: list[str], capsys):
+    assert main(["generate", "--target", "nowhere", *options]) == 2
     assert "give --prompt with a text, or --prompts" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""What a draft gives and must give: the throughput model of "Decoding Speculative Decoding" and what follows from it.
+"""The cost model: throughput, break-even TAR and parity latency of a draft, after "Decoding Speculative Decoding".
 
-An iteration drafts `d` tokens one after the other, verifies them in one pass and yields TAR tokens. Times are seconds
-of one iteration at a fixed lookahead. No torch here: the figures may come from any engine.
+An iteration drafts `d` tokens one after the other, verifies them in one pass and yields TAR tokens on average. Times
+are seconds of one iteration at a fixed lookahead. No torch here: the numbers may come from any engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from typing import Any
 
 from shallowdraft.errors import OptionError
 
-EVEN = 0.02  # a speed-up within this of 1 is called even
+EVEN = 0.02  # a speed-up this close to 1 makes no difference
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds of one iteration: drafting, verifying, everything else."""
+    """The seconds of one iteration: drafting, verification, and everything else."""
 
     draft_s: float
     verify_s: float
@@ -26,7 +26,8 @@ class Iteration:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not isfinite(value) or value < 0 or (name == "verify_s" and value == 0):
-                raise OptionError(f"{name} is {value}; it must be a time in seconds above 0")
+                least = "above 0" if name == "verify_s" else "0 or more"
+                raise OptionError(f"{name} is {value}; it must be a time in seconds, finite and {least}")
 
     @property
     def total_s(self) -> float:
@@ -44,96 +45,96 @@ class Iteration:
 
 
 def mean_iteration(iterations: Sequence[Iteration], weights: Sequence[float]) -> Iteration:
-    """Return the weighted mean, part by part; with no weight at all the first one."""
+    """Return the weighted mean of each part; the first iteration if all weights are 0."""
     total = sum(weights)
     if not total:
         return iterations[0]
-    rows = list(zip(iterations, weights, strict=True))
+    weighted = list(zip(iterations, weights, strict=True))
 
     def mean(part: str) -> float:
-        return float(sum(getattr(one, part) * weight for one, weight in rows) / total)
+        return float(sum(getattr(iteration, part) * weight for iteration, weight in weighted) / total)
 
     return Iteration(mean("draft_s"), mean("verify_s"), mean("other_s"))
 
 
 @dataclass(frozen=True)
 class Silence:
-    """Where a draft proposes nothing, because its context is full: decoding is plain there."""
+    """The part of decoding in which a draft proposes nothing, because the text fills its context."""
 
     begins: int
-    """Tokens of text from which on it is silent."""
+    """The length of text in tokens from which on the draft is silent."""
     iterations: float
-    """The share of iterations that were plain therefore."""
+    """The share of iterations without a proposal."""
     tokens: float
-    """The share of new tokens that they yielded."""
+    """The share of new tokens that those iterations yielded."""
 
     def __str__(self) -> str:
         share = f"{self.tokens:.0%}" if self.tokens > 0.01 else f"{self.tokens:.1%}"
-        where = f"from {self.begins:,} tokens of text on, where its context has no room for a proposal"
-        return f"silent {where}: {share} of the new tokens"
+        start = f"from {self.begins:,} tokens of text on, where its context has no room for a proposal"
+        return f"silent {start}: {share} of the new tokens"
 
 
 def throughput(tar: float, iteration: Iteration) -> float:
-    """Tokens a second: TAR / (t_target(d) + t_draft(d)); an iteration yields the target's own token at least."""
+    """Return tokens per second, TAR / (t_target(d) + t_draft(d)); an iteration yields at least one token."""
     return max(tar, 1.0) / iteration.total_s
 
 
 def required_tar(tokens_per_s: float, iteration: Iteration) -> float:
-    """TAR at which iterations of that length give the wanted throughput."""
+    """Return the TAR at which an iteration of this length gives a throughput."""
     return tokens_per_s * iteration.total_s
 
 
 def extra_tar(tar: float, iteration: Iteration, best_tar: float, best: Iteration) -> float:
-    """How much more TAR a draft needs to be as fast as another one."""
+    """Return the TAR that a draft lacks to be as fast as the best one."""
     return required_tar(throughput(best_tar, best), iteration) - tar
 
 
 def parity_latency(tar: float, iteration: Iteration, best_tar: float, best: Iteration) -> float:
-    """Seconds of drafting at which a draft would be as fast as another one; below 0 no draft of that TAR can be."""
+    """Return the seconds of drafting at which a draft is as fast as the best one; below 0 its TAR is too low."""
     return tar / throughput(best_tar, best) - iteration.verify_s - iteration.other_s
 
 
 def independent_tar(acceptance_rate: float, lookahead: int) -> float:
-    """TAR if every draft token were accepted alike, independently: (1 - a^(d+1)) / (1 - a) (Leviathan et al. 2023)."""
-    return float(sum(acceptance_rate**kept for kept in range(lookahead + 1)))
+    """Return TAR if draft tokens are accepted independently: (1 - a^(d+1)) / (1 - a) (Leviathan et al. 2023)."""
+    return float(sum(acceptance_rate**accepted for accepted in range(lookahead + 1)))
 
 
 def independent_acceptance(tar: float, lookahead: int) -> float:
-    """The acceptance rate at which independent tokens have that TAR; infinite where none has."""
+    """Return the acceptance rate at which independently accepted tokens have this TAR; infinity if no rate has."""
     if tar > lookahead + 1:
         return inf
     low, high = 0.0, 1.0
-    for _ in range(50):
+    for _ in range(50):  # bisection: TAR rises with the rate
         middle = (low + high) / 2
         low, high = (middle, high) if independent_tar(middle, lookahead) < tar else (low, middle)
     return high
 
 
 def independent_speed_up(acceptance_rate: float, lookahead: int, cost_ratio: float) -> float:
-    """Leviathan et al.'s speed-up: a draft step costs `cost_ratio` of a target's pass, verifying costs one pass."""
+    """Return Leviathan et al.'s speed-up; a draft step takes `cost_ratio` of a pass of the target, verification one."""
     return independent_tar(acceptance_rate, lookahead) / (lookahead * cost_ratio + 1)
 
 
 @dataclass(frozen=True)
 class Waterfall:
-    """From the ideal speed-up, TAR, to the actual one: what each part of an iteration takes of it."""
+    """The ideal speed-up, which is TAR, the loss of each part of an iteration, and the actual speed-up."""
 
     ideal: float
     drafting: float
     verifying: float
-    """Verifying several tokens takes longer than decoding one."""
+    """The loss because verifying several tokens takes longer than decoding one."""
     rest: float
     actual: float
 
     @property
     def losses(self) -> dict[str, float]:
-        """What each part takes, by its name; below 0 where it gives."""
+        """The loss of each part by its name; below 0 for a gain."""
         verifying = "longer verification" if self.verifying >= 0 else "faster verification"
         return {"drafting": self.drafting, verifying: self.verifying, "the rest": self.rest}
 
     @property
-    def said(self) -> str:
-        """The losses in words."""
+    def losses_text(self) -> str:
+        """The losses as part of a sentence."""
         return ", ".join(
             f"{part} {'takes' if loss >= 0 else 'gives'} {abs(loss):.2f}" for part, loss in self.losses.items()
         )
@@ -141,24 +142,26 @@ class Waterfall:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A proposer at one lookahead, or with one tree, against plain decoding."""
+    """The predicted speed of a proposer at one lookahead, or with one tree, against plain decoding."""
 
     lookahead: int
     tar: float
     iteration: Iteration
     plain_s: float
-    """Seconds a token of plain decoding."""
+    """Seconds per token of plain decoding."""
     nodes: int = 0
-    """Of a tree, which is `lookahead` deep."""
+    """The nodes of a tree, which is `lookahead` deep; 0 without a tree."""
     silence: Silence | None = None
-    """Where its draft proposed nothing; TAR and times count those iterations too."""
+    """The part in which the draft proposed nothing; TAR and times include its iterations."""
 
     @property
     def size(self) -> int:
+        """The nodes of a tree, or the lookahead."""
         return self.nodes or self.lookahead
 
     @property
     def where(self) -> str:
+        """The size as part of a sentence."""
         return f"with {self.nodes} nodes" if self.nodes else f"at lookahead {self.lookahead}"
 
     @property
@@ -171,31 +174,34 @@ class Prediction:
 
     @property
     def break_even_tar(self) -> float:
+        """The TAR at which it is as fast as plain decoding."""
         return required_tar(1 / self.plain_s, self.iteration)
 
     @property
     def most_tar(self) -> float:
-        """The TAR if every draft token were accepted, in as many iterations that propose any: d + 1 if all do."""
+        """The TAR if every draft token were accepted: d + 1, less if some iterations propose nothing."""
         return 1 + (1 - (self.silence.iterations if self.silence else 0.0)) * self.lookahead
 
     @property
     def reachable(self) -> bool:
-        """Whether any draft that is this slow could pay."""
+        """Whether a draft this slow is worth it at any acceptance rate."""
         return self.break_even_tar < self.most_tar
 
     @property
     def waterfall(self) -> Waterfall:
-        """Losses in the order in which they arise; with `actual` they add up to `ideal`."""
-        plain, tar = self.plain_s, max(self.tar, 1.0)
-        steps = [plain, plain + self.iteration.draft_s]
-        steps.append(steps[-1] + self.iteration.verify_s - plain)
-        steps.append(steps[-1] + self.iteration.other_s)
-        gains = [tar * plain / seconds for seconds in steps]
-        drafting, verifying, rest = (before - after for before, after in pairwise(gains))
-        return Waterfall(gains[0], drafting, verifying, rest, gains[-1])
+        """The losses in order of the parts; with `actual` they add up to `ideal`."""
+        plain_s, tar = self.plain_s, max(self.tar, 1.0)
+        # Seconds of an iteration that takes as long as a plain token, then with each part added at its true length.
+        seconds = [plain_s, plain_s + self.iteration.draft_s]
+        seconds.append(seconds[-1] + self.iteration.verify_s - plain_s)
+        seconds.append(seconds[-1] + self.iteration.other_s)
+        speed_ups = [tar * plain_s / total_s for total_s in seconds]
+        drafting, verifying, rest = (before - after for before, after in pairwise(speed_ups))
+        return Waterfall(speed_ups[0], drafting, verifying, rest, speed_ups[-1])
 
     @property
     def verdict(self) -> str:
+        """One sentence on whether it is worth it, and why."""
         needs = f"break-even is at TAR {self.break_even_tar:.2f}, it has {self.tar:.2f}"
         if self.speed_up > 1 + EVEN:
             return f"pays {self.speed_up:.2f}x {self.where}; {needs}"
@@ -209,6 +215,6 @@ class Prediction:
         return f"does not pay, {self.speed_up:.2f}x {self.where}; {needs}"
 
 
-def best(found: Mapping[int, Prediction]) -> Prediction:
-    """The fastest; of equals the one that proposes less."""
-    return max(found.values(), key=lambda one: (one.tokens_per_s, -one.size))
+def best(predictions: Mapping[int, Prediction]) -> Prediction:
+    """Return the fastest; among equally fast ones that which proposes least."""
+    return max(predictions.values(), key=lambda prediction: (prediction.tokens_per_s, -prediction.size))

@@ -1,18 +1,18 @@
-"""The exceptions a user can cause; each message says what was got, what is needed and what to do."""
+"""The exceptions that a user can cause; each message says what was got, what is needed and what to do."""
 
 
 def first_line(error: BaseException) -> str:
-    """Say what an error of a library says, in one line that a terminal can show."""
+    """Return the first line of an error's message, safe to print."""
     return printable((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def printable(text: str) -> str:
-    """Put a mark for every character that a terminal would obey rather than show."""
-    return "".join(one if one.isprintable() else "�" for one in text)
+    """Replace the characters that a terminal would not show, such as escape sequences."""
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 class ShallowdraftError(Exception):
-    """Anything wrong that the user can put right; the command line prints it in one line and exits with 2."""
+    """An error that the user can correct; the command line prints it in one line and exits with 2."""
 
 
 class OptionError(ShallowdraftError):
@@ -28,7 +28,7 @@ class UnsupportedModelError(CheckpointError):
 
 
 class VocabularyError(ShallowdraftError):
-    """A tokenizer that is missing, or a draft that does not speak the target's vocabulary."""
+    """A tokenizer that is missing, or a draft whose vocabulary is not its target's."""
 
 
 class PromptError(ShallowdraftError):
@@ -48,11 +48,11 @@ class RecordError(ShallowdraftError):
 
 
 class ClusterError(ShallowdraftError):
-    """A Ray cluster that is not there, or that loses its workers."""
+    """A Ray cluster that cannot be reached, or that loses its workers."""
 
 
 class MemoryShortageError(ShallowdraftError):
-    """Weights or caches that do not fit into the memory there is."""
+    """Weights or caches that do not fit into memory."""
 
 
 class NumericsError(ShallowdraftError):
@@ -60,9 +60,9 @@ class NumericsError(ShallowdraftError):
 
     @classmethod
     def of(cls, models: str) -> "NumericsError":
-        """The error of models named like this."""
+        """Return the error for the models of this description."""
         return cls(f"{models} produced NaN or infinite logits; check the weights, or use --dtype float32 or bfloat16")
 
 
 class ServerError(ShallowdraftError):
-    """A server that is not there, refuses, breaks off or speaks another protocol."""
+    """A server that cannot be reached, refuses a request, breaks off or speaks another protocol."""

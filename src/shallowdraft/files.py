@@ -1,8 +1,7 @@
-"""Files that others wrote, read with care: regular ones, bounded, in UTF-8, with the fields wanted.
+"""Careful reading of files that others wrote: regular files only, of limited size, in UTF-8, with the expected fields.
 
-Lines end at line feeds alone: JSON may hold U+2028 and others at which `str.splitlines` ends one.
-Every error is of the class that the caller names, in one line with the file and the line's number.
-No torch here.
+Lines end at line feeds alone: JSON may contain U+2028 and others at which `str.splitlines` ends a line.
+Every error has the class that the caller names, and one line with the file and the number of the line. No torch here.
 """
 
 import gzip
@@ -27,7 +26,7 @@ from shallowdraft.errors import ShallowdraftError
 LARGEST_TEXT = 2**28  # characters of a text that is read as a whole
 LARGEST_OBJECT = LONGEST_LINE = 2**26  # bytes
 DEEPEST = 64  # lists and objects within each other
-EXPANSION, ALWAYS_EXPANDED = 200, 2**28  # a compressed file holds so many times its size, or so many bytes, at most
+EXPANSION, ALWAYS_EXPANDED = 200, 2**28  # a compressed file may expand this many times, or to this many bytes
 
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -35,56 +34,56 @@ _UNPACKERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 COMPRESSED = tuple(_UNPACKERS)
 _DAMAGED = (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError)
 
-Complaint = type[ShallowdraftError]
-Made = TypeVar("Made")
+ErrorClass = type[ShallowdraftError]
+T = TypeVar("T")
 
 
-def require_regular(path: Path, complaint: Complaint) -> None:
-    """Refuse a pipe or a device, which may have no end, and which nobody may ever write to."""
+def require_regular(path: Path, error_class: ErrorClass) -> None:
+    """Refuse a pipe or a device, which may never end or never deliver a byte."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise complaint(f"{path}: no regular file but a pipe, a socket or a device; write it to a file first")
+        raise error_class(f"{path}: not a regular file but a pipe, a socket or a device; write it to a file first")
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether it names a file of a folder, and nothing elsewhere."""
+    """Return whether a name, joined to a folder, is a file in that folder and nowhere else."""
     return Path(name).name == name and name not in ("", "..") and "\0" not in name
 
 
 @contextmanager
-def _opened(path: Path, complaint: Complaint) -> Iterator[IO[bytes]]:
+def _opened(path: Path, error_class: ErrorClass) -> Iterator[IO[bytes]]:
     """Open a regular file, decompressed if its name says so."""
-    require_regular(path, complaint)
+    require_regular(path, error_class)
     unpack: Callable[..., IO[bytes]] = _UNPACKERS.get(path.suffix, open)
     try:
         with unpack(path, "rb") as stream:
             yield stream
     except _DAMAGED as error:
-        raise complaint(f"{path}: cannot be decompressed ({error}); copy it again") from None
+        raise error_class(f"{path}: cannot be decompressed ({error}); copy it again") from None
 
 
-def read_text(path: Path, complaint: Complaint, *, most: int = LARGEST_TEXT) -> str:
-    """Read a whole file as text; carriage returns before line feeds are left out."""
-    with _opened(path, complaint) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as decoded:
+def read_text(path: Path, error_class: ErrorClass, *, most: int = LARGEST_TEXT) -> str:
+    """Read a whole file of at most `most` characters; a carriage return before a line feed is dropped."""
+    with _opened(path, error_class) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as decoded:
         try:
             text = decoded.read(most + 1)
         except UnicodeDecodeError as error:
-            raise complaint(f"{path}: not UTF-8 ({error.reason}); convert it first") from None
+            raise error_class(f"{path}: not UTF-8 ({error.reason}); convert it first") from None
     if len(text) > most:
-        raise complaint(f"{path}: more than {most:,} characters, the most that is read at once; split it")
+        raise error_class(f"{path}: more than {most:,} characters, the most that is read at once; split it")
     return text
 
 
-def read_lines(path: Path, complaint: Complaint, *, ended: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield lines with their numbers, from 1; with `ended` only those that a line feed ends."""
+def read_lines(path: Path, error_class: ErrorClass, *, ended: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield lines with their numbers, from 1; with `ended` stop at a last line without a line feed."""
     size = 0
-    with _opened(path, complaint) as stream:
+    with _opened(path, error_class) as stream:
         most = max(ALWAYS_EXPANDED, EXPANSION * path.stat().st_size)
         for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
             size += len(line)
             if len(line) > LONGEST_LINE:
-                raise complaint(f"{path}:{number}: a line of more than {LONGEST_LINE:,} bytes, the most there may be")
+                raise error_class(f"{path}:{number}: a line of more than {LONGEST_LINE:,} bytes, the most there may be")
             if size > most:
-                raise complaint(
+                raise error_class(
                     f"{path}: holds more than {most:,} bytes, over {EXPANSION} times its own size; "
                     "if that is right, decompress it first"
                 )
@@ -93,54 +92,54 @@ def read_lines(path: Path, complaint: Complaint, *, ended: bool = False) -> Iter
             try:
                 yield number, line.removeprefix(_BOM if number == 1 else b"").decode()
             except UnicodeDecodeError as error:
-                raise complaint(f"{path}:{number}: not UTF-8 ({error.reason}); convert it first") from None
+                raise error_class(f"{path}:{number}: not UTF-8 ({error.reason}); convert it first") from None
 
 
-def read_json(path: Path, complaint: Complaint, advice: str = "copy the file again") -> dict[str, Any]:
+def read_json(path: Path, error_class: ErrorClass, advice: str = "copy the file again") -> dict[str, Any]:
     """Read a file that holds one JSON object."""
-    text = read_text(path, complaint, most=LARGEST_OBJECT)
+    text = read_text(path, error_class, most=LARGEST_OBJECT)
     try:
         content = parse_json(text)
     except ValueError as error:
-        raise complaint(f"{path}: not readable as JSON ({error}); {advice}") from None
+        raise error_class(f"{path}: not readable as JSON ({error}); {advice}") from None
     if not isinstance(content, dict):
-        raise complaint(f"{path}: holds no JSON object; {advice}")
+        raise error_class(f"{path}: holds no JSON object; {advice}")
     return content
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON of any kind; a ValueError says what is wrong with it."""
+    """Parse JSON of any type; raise a ValueError for text that is invalid or nested too deep."""
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
-    if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
+    if text.count("[") + text.count("{") > DEEPEST and _is_too_deep(value):
         raise ValueError(f"nested deeper than {DEEPEST} levels")
     if _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("half a surrogate pair, which is no text") from None
+            raise ValueError("half a surrogate pair, which is not text") from None
     return value
 
 
-def _is_deep(value: Any) -> bool:
+def _is_too_deep(value: Any) -> bool:
+    """Return whether lists and objects are nested deeper than DEEPEST, without recursion."""
     level = [value]
     for _ in range(DEEPEST):
-        level = [
-            child
-            for outer in level
-            for child in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
+        children: list[Any] = []
+        for container in level:
+            members = container.values() if isinstance(container, dict) else container
+            children += [member for member in members if isinstance(member, dict | list)]
+        if not children:
             return False
+        level = children
     return True
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let an error of writing, like a full disk, name the file, as only those of opening do."""
+def path_in_errors(path: Path) -> Iterator[None]:
+    """Add the path to an OSError of writing, such as a full disk; only errors of opening have it already."""
     try:
         yield
     except OSError as error:
@@ -150,7 +149,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class Range:
-    """The least and the most that a number may be, in `Annotated`."""
+    """The smallest and the largest value of a number, in `Annotated`."""
 
     def __init__(self, least: float, most: float) -> None:
         self.least, self.most = least, most
@@ -159,69 +158,73 @@ class Range:
 Count = Annotated[int, Range(0, 2**53)]
 Size = Annotated[int, Range(1, 2**53)]
 Seconds = Annotated[float, Range(0, 1e9)]
-SomeSeconds = Annotated[float, Range(1e-12, 1e9)]
+PositiveSeconds = Annotated[float, Range(1e-12, 1e9)]
 Share = Annotated[float, Range(0, 1)]
 
 
-def require_fields(record: Any, wanted: Any, where: str, complaint: Complaint) -> None:
-    """Refuse what lacks a field of a dataclass or TypedDict, or has another type there."""
-    if reason := _unlike(record, wanted, "it"):
-        raise complaint(f"{where}: {reason}; correct it, or write the file again")
+def require_fields(record: Any, expected: Any, where: str, error_class: ErrorClass) -> None:
+    """Refuse a record that lacks a field of a dataclass or TypedDict, or has a value of another type there."""
+    if problem := _mismatch(record, expected, "it"):
+        raise error_class(f"{where}: {problem}; correct it, or write the file again")
 
 
-def make(wanted: Callable[..., Made], record: Any, where: str, complaint: Complaint) -> Made:
-    """Make a dataclass of a record that has its fields and no others."""
-    require_fields(record, wanted, where, complaint)
-    hints, _ = _hints(wanted)
-    if unknown := record.keys() - hints:
-        raise complaint(f"{where}: has a field {shortened(min(unknown))} that is not known here")
+def from_record(dataclass: Callable[..., T], record: Any, where: str, error_class: ErrorClass) -> T:
+    """Build a dataclass from a record that has its fields and no others."""
+    require_fields(record, dataclass, where, error_class)
+    types, _ = _field_types(dataclass)
+    if unknown := record.keys() - types:
+        raise error_class(f"{where}: has an unknown field {shortened(min(unknown))}")
     try:
-        return wanted(**{name: _rebuilt(value, hints[name]) for name, value in record.items()})
+        return dataclass(**{name: _as_type(value, types[name]) for name, value in record.items()})
     except ShallowdraftError as error:
-        raise complaint(f"{where}: {error}") from None
+        raise error_class(f"{where}: {error}") from None
 
 
-def _rebuilt(value: Any, wanted: Any) -> Any:
-    return tuple(value) if get_origin(wanted) is tuple else value
+def _as_type(value: Any, expected: Any) -> Any:
+    """Return the value as a tuple if the field is one, which JSON writes as a list."""
+    return tuple(value) if get_origin(expected) is tuple else value
 
 
 @cache
-def _hints(wanted: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Types of all fields, and the fields that must be there."""
-    hints = get_type_hints(wanted, include_extras=True)
-    if not is_dataclass(wanted):
-        return hints, getattr(wanted, "__required_keys__", frozenset(hints))
-    made = [one for one in fields(wanted) if one.init]
-    needed = (one.name for one in made if one.default is MISSING and one.default_factory is MISSING)
-    return {one.name: hints[one.name] for one in made}, frozenset(needed)
+def _field_types(expected: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the types of all fields, and the names of those that are required."""
+    types = get_type_hints(expected, include_extras=True)
+    if not is_dataclass(expected):
+        return types, getattr(expected, "__required_keys__", frozenset(types))
+    init_fields = [field for field in fields(expected) if field.init]
+    required = (field.name for field in init_fields if field.default is MISSING and field.default_factory is MISSING)
+    return {field.name: types[field.name] for field in init_fields}, frozenset(required)
 
 
-def _unlike(value: Any, wanted: Any, name: str) -> str:
-    """Say how a value differs from a type; nothing if it does not."""
-    origin, inner = get_origin(wanted), get_args(wanted)
-    if wanted is Any:
+# The functions below return the first difference between a value and a type, as a sentence about `name`, the path of
+# the value in its record; "" if there is none.
+
+
+def _mismatch(value: Any, expected: Any, name: str) -> str:
+    origin, args = get_origin(expected), get_args(expected)
+    if expected is Any:
         return ""
     if origin is NotRequired:
-        return _unlike(value, inner[0], name)
+        return _mismatch(value, args[0], name)
     if origin is Annotated:
-        base, bounds = inner
-        if reason := _unlike(value, base, name):
-            return reason
+        base, bounds = args
+        if problem := _mismatch(value, base, name):
+            return problem
         inside = bounds.least <= value <= bounds.most
         return "" if inside else f"{name} is {shortened(value)}, not from {bounds.least:,} to {bounds.most:,}"
     if origin in (Union, UnionType):
-        reasons = [_unlike(value, kind, name) for kind in inner]
-        return "" if "" in reasons else reasons[0]
+        problems = [_mismatch(value, member, name) for member in args]
+        return "" if "" in problems else problems[0]
     if origin is Literal:
-        return "" if value in inner else f"{name} is {shortened(value)}, not one of {', '.join(map(str, inner))}"
+        return "" if value in args else f"{name} is {shortened(value)}, not one of {', '.join(map(str, args))}"
     if origin in (list, tuple):
-        return _unlike_list(value, inner, name)
+        return _list_mismatch(value, args, name)
     if origin is dict:
-        return _unlike_map(value, inner, name)
-    if wanted in _PLAIN:
-        right, called = _PLAIN[wanted]
-        return "" if right(value) else f"{name} is {shortened(value)}, not {called}"
-    return _unlike_object(value, wanted, name)
+        return _dict_mismatch(value, args, name)
+    if expected in _PLAIN:
+        is_valid, description = _PLAIN[expected]
+        return "" if is_valid(value) else f"{name} is {shortened(value)}, not {description}"
+    return _object_mismatch(value, expected, name)
 
 
 def _is_float(value: Any) -> bool:
@@ -241,45 +244,51 @@ _PLAIN: dict[Any, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _unlike_list(value: Any, inner: tuple[Any, ...], name: str) -> str:
+def _list_mismatch(value: Any, args: tuple[Any, ...], name: str) -> str:
     if not isinstance(value, list):
         return f"{name} is {shortened(value)}, not a list"
-    alike = len(inner) == 1 or inner[-1] is Ellipsis
-    if not alike and len(value) != len(inner):
-        return f"{name} has {len(value)} members, not {len(inner)}"
-    if alike and value and _are_numbers(value, inner[0]):
+    uniform = len(args) == 1 or args[-1] is Ellipsis  # list[X] or tuple[X, ...]
+    if not uniform and len(value) != len(args):
+        return f"{name} has {len(value)} members, not {len(args)}"
+    if uniform and value and _are_numbers(value, args[0]):
         return ""
-    kinds = [inner[0]] * len(value) if alike else inner
-    reasons = (_unlike(one, kind, f"{name}[{at}]") for at, (one, kind) in enumerate(zip(value, kinds, strict=True)))
-    return next(filter(None, reasons), "")
+    for index, member in enumerate(value):
+        if problem := _mismatch(member, args[0] if uniform else args[index], f"{name}[{index}]"):
+            return problem
+    return ""
 
 
-def _are_numbers(values: list[Any], wanted: Any) -> bool:
-    """Whether all are plainly numbers of a type, quickly: most of a trace are."""
-    base, *bounds = get_args(wanted) if get_origin(wanted) is Annotated else (wanted,)
+def _are_numbers(values: list[Any], expected: Any) -> bool:
+    """Return whether all values are numbers of a type: a fast path, since a trace is mostly lists of numbers."""
+    base, *bounds = get_args(expected) if get_origin(expected) is Annotated else (expected,)
     if set(map(type, values)) != {base} or base not in (int, float):
         return False
     if base is float and not isfinite(sum(values)):
         return False
     least, most = min(values), max(values)
-    return all(map(_is_float, (least, most))) and all(one.least <= least and most <= one.most for one in bounds)
+    return all(map(_is_float, (least, most))) and all(bound.least <= least and most <= bound.most for bound in bounds)
 
 
-def _unlike_map(value: Any, inner: tuple[Any, ...], name: str) -> str:
+def _dict_mismatch(value: Any, args: tuple[Any, ...], name: str) -> str:
     if not isinstance(value, dict):
-        return f"{name} is {shortened(value)}, no object"
-    key, kind = inner
-    if key is int and (strange := [one for one in value if not re.fullmatch(r"\d{1,9}", one, re.ASCII)]):
-        return f"{name} has a key {shortened(strange[0])}, which is no whole number"
-    return next(filter(None, (_unlike(one, kind, f"{name}.{of[:40]}") for of, one in value.items())), "")
+        return f"{name} is {shortened(value)}, not an object"
+    key_type, value_type = args
+    for key, member in value.items():
+        if key_type is int and not re.fullmatch(r"\d{1,9}", key, re.ASCII):
+            return f"{name} has a key {shortened(key)}, which is not a whole number"
+        if problem := _mismatch(member, value_type, f"{name}.{key[:40]}"):
+            return problem
+    return ""
 
 
-def _unlike_object(value: Any, wanted: type, name: str) -> str:
+def _object_mismatch(value: Any, expected: type, name: str) -> str:
     if not isinstance(value, dict):
-        return f"{name} is {shortened(value)}, no object"
-    hints, needed = _hints(wanted)
-    of = "" if name == "it" else f"{name}."
-    if lacking := [field for field in hints if field in needed and field not in value]:
-        return f"{of}{lacking[0]} is missing"
-    reasons = (_unlike(value[field], kind, of + field) for field, kind in hints.items() if field in value)
-    return next(filter(None, reasons), "")
+        return f"{name} is {shortened(value)}, not an object"
+    types, required = _field_types(expected)
+    prefix = "" if name == "it" else f"{name}."
+    if missing := [field for field in types if field in required and field not in value]:
+        return f"{prefix}{missing[0]} is missing"
+    for field, field_type in types.items():
+        if field in value and (problem := _mismatch(value[field], field_type, prefix + field)):
+            return problem
+    return ""

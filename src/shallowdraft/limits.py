@@ -1,4 +1,4 @@
-"""The most that a model may be, several times the largest there are: more would fill any memory."""
+"""The largest sizes that a config.json may give, several times those of any model; larger ones fill any memory."""
 
 from collections.abc import Mapping
 from reprlib import repr as shortened
@@ -6,8 +6,8 @@ from typing import Any
 
 from shallowdraft.errors import UnsupportedModelError
 
-MOST_HEADS = 16  # Medusa's: how far they guess beyond the next token
-LIMITS = {  # by field of a ModelShape
+MOST_HEADS = 16  # Medusa heads, each of which proposes one token
+LIMITS = {  # by field of a `ModelShape`
     "layers": 2**12,
     "d_model": 2**18,
     "heads": 2**12,
@@ -19,7 +19,7 @@ LIMITS = {  # by field of a ModelShape
     "window": 2**26,
     "embed_dim": 2**18,
 }
-_SIZES = {  # by field of a config.json: whole numbers from 1 up
+_SIZES = {  # by field of a config.json, which must be a whole number from 1 to this
     "num_hidden_layers": LIMITS["layers"],
     "num_layers": LIMITS["layers"],
     "num_decoder_layers": LIMITS["layers"],
@@ -43,22 +43,22 @@ _SIZES = {  # by field of a config.json: whole numbers from 1 up
 
 
 def require_sizes(config: Mapping[str, Any]) -> None:
-    """Refuse a config.json with sizes that are none, or that no model has."""
+    """Refuse a config.json with a size that is not a whole number above 0, or larger than any model's."""
     for name, most in _SIZES.items():
         size = config.get(name)
         if size is None or (type(size) is int and 1 <= size <= most):
             continue
-        what = f"{name} {shortened(size)}; it must be a whole number from 1 to {most:,}"
-        wrong = "" if type(size) is int else "a field of the wrong type: "
-        raise UnsupportedModelError(f"config.json has {wrong}{what}")
+        problem = f"{name} {shortened(size)}; it must be a whole number from 1 to {most:,}"
+        prefix = "" if type(size) is int else "a field of the wrong type: "
+        raise UnsupportedModelError(f"config.json has {prefix}{problem}")
 
 
 def flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Read what a config.json says with true or false, or leaves out."""
+    """Return a field of a config.json that is true, false or missing."""
     value = config.get(name)
     if value is None:
         return default
     if type(value) is not bool:
-        what = f"{name} {shortened(value)}; it must be true or false"
-        raise UnsupportedModelError(f"config.json has a field of the wrong type: {what}")
+        problem = f"{name} {shortened(value)}; it must be true or false"
+        raise UnsupportedModelError(f"config.json has a field of the wrong type: {problem}")
     return value

@@ -22,7 +22,7 @@ from types import UnionType
 from typing import Any, NotRequired, TypedDict
 
 from shallowdraft.errors import RecordError
-from shallowdraft.files import naming, parse_json, read_lines, require_fields
+from shallowdraft.files import parse_json, path_in_errors, read_lines, require_fields
 
 SCHEMA = 1
 DIGEST = "_digest"  # how the key ends under which the content of something is known
@@ -88,7 +88,7 @@ class Records:
         if not path.exists() or next(_lines(path), None) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             header = {"kind": kind, "schema": SCHEMA, "about": about, "provenance": provenance(**origin)}
-            with naming(path):
+            with path_in_errors(path):
                 path.write_text(json.dumps(header, ensure_ascii=False) + "\n", encoding="utf-8")
         file = cls.read(path, kind, row)
         if different := _differences(file.about, json.loads(json.dumps(about))):
@@ -105,7 +105,7 @@ class Records:
     def append(self, *records: Record, sync: bool = True) -> None:
         """Add lines, and wait until they are on disk; without `sync` they still outlive this process."""
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+        with path_in_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(lines)
             file.flush()
             if sync:
@@ -154,7 +154,7 @@ def _key(record: Record, names: Iterable[str]) -> str:
 def write_whole(path: Path, text: str) -> None:
     """At once: whoever is killed meanwhile leaves the file that was there."""
     partial = path.with_name(path.name + ".partial")
-    with naming(partial):
+    with path_in_errors(partial):
         partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 

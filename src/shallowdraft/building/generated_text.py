@@ -13,7 +13,7 @@ from shallowdraft.building.batches import Batches
 from shallowdraft.building.token_store import TokenStore, extend_store
 from shallowdraft.decoding.generate import generate
 from shallowdraft.errors import CorpusError, OptionError, first_line
-from shallowdraft.files import naming, require_regular
+from shallowdraft.files import path_in_errors, require_regular
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
@@ -70,7 +70,7 @@ def write_continuations(
         if not file.exists():
             temperature = 0.0 if batch % GREEDY_SHARE == GREEDY_SHARE - 1 else 1.0
             text = continuations(writer, prompts.to(target.device), length, temperature=temperature, seed=seed + batch)
-            with naming(file):
+            with path_in_errors(file):
                 np.save(file.with_suffix(".partial.npy"), text.cpu().numpy())
             file.with_suffix(".partial.npy").replace(file)
         yield (batch + 1) * rows * (prompt + length)

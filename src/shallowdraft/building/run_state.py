@@ -14,7 +14,7 @@ from torch import nn
 from shallowdraft.building import data_parallel
 from shallowdraft.building.batches import Batches
 from shallowdraft.errors import CheckpointError, TrainingError, first_line
-from shallowdraft.files import naming, read_lines, require_regular
+from shallowdraft.files import path_in_errors, read_lines, require_regular
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
 from shallowdraft.records import write_whole
@@ -106,7 +106,7 @@ class RunState:
     def log(self, record: Mapping[str, Any]) -> None:
         if not data_parallel.is_first():
             return
-        with naming(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
+        with path_in_errors(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         self._board = self._board or _tensorboard(self._metrics.parent)
         for name, value in (record | record["details"]).items():

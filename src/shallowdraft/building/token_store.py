@@ -18,7 +18,7 @@ from shallowdraft.errors import CorpusError
 from shallowdraft.files import (
     Count,
     Range,
-    naming,
+    path_in_errors,
     read_json,
     require_fields,
 )
@@ -83,12 +83,12 @@ def write_store(corpus: Path, tokenizer: Any, folder: Path) -> TokenStore:
                 if name not in files:
                     files[name] = (folder / name).open("wb")
                 tokens = [*ids, end] if one.last else ids
-                with naming(folder / name):
+                with path_in_errors(folder / name):
                     files[name].write(np.array(tokens, dtype=_id_type(vocab)).tobytes())
                 counts.setdefault(one.domain, {"train": 0, "val": 0})[one.part] += len(tokens)
     finally:
         for name, file in files.items():
-            with naming(folder / name):
+            with path_in_errors(folder / name):
                 file.close()
     if not any(parts["train"] for parts in counts.values()):
         raise CorpusError(f"{corpus}: holds no text to train on")
@@ -110,7 +110,7 @@ def _hold_out_the_end(folder: Path, domain: str, parts: dict[Part, int], kind: t
     tokens = np.fromfile(folder / f"{domain}.train.bin", kind)
     kept = len(tokens) - len(tokens) // VALIDATION_EVERY
     for part, some in (("train", tokens[:kept]), ("val", tokens[kept:])):
-        with naming(folder / f"{domain}.{part}.bin"):
+        with path_in_errors(folder / f"{domain}.{part}.bin"):
             some.tofile(folder / f"{domain}.{part}.bin")
     parts["train"], parts["val"] = kept, len(tokens) - kept
 
@@ -128,7 +128,7 @@ def extend_store(
             (folder / name).symlink_to((store.folder / name).resolve())
     for part, tokens in (("train", train), ("val", val)):
         file = folder / f"{domain}.{part}.bin"
-        with naming(file):
+        with path_in_errors(file):
             file.write_bytes(tokens.astype(_id_type(store.vocab)).tobytes())
     counts = store.counts | {domain: {"train": train.size, "val": val.size}}
     return _complete(TokenStore(folder, store.tokenizer, store.vocab, store.end, counts))

@@ -45,7 +45,7 @@ class ExportCommand(Command):
 
     def run(self) -> int:
         from shallowdraft.commands.progress import notes
-        from shallowdraft.export.engines import followed
+        from shallowdraft.export.engines import supported_lookaheads
         from shallowdraft.export.export import START, export
 
         if self.dtype == "int8":
@@ -60,7 +60,7 @@ class ExportCommand(Command):
             return 0
         print(f"{self.out}: {self.draft} for {self.engine}, vocabulary {made.vocabulary}")
         print(f"lookahead {advice.lookahead}{_known(advice)}")
-        if by_batch := followed(self.engine, advice.by_batch):
+        if by_batch := supported_lookaheads(self.engine, advice.by_batch):
             print("by batch size: " + ", ".join(f"{batch}: {d}" for batch, d in by_batch.items()))
         print(f"start it: {shlex.quote(str(Path(self.out) / START))}")
         print(f"which runs there: {made.command}")

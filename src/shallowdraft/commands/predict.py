@@ -157,7 +157,7 @@ def show(found: list[Forecast]) -> None:
     fall = best.waterfall
     console.print(f"{found[0].draft} {best.verdict}".strip(), soft_wrap=True)
     console.print(
-        f"of TAR {fall.ideal:.2f}, {fall.said}: {fall.actual:.2f}x is left",
+        f"of TAR {fall.ideal:.2f}, {fall.losses_text}: {fall.actual:.2f}x is left",
         style="dim",
         soft_wrap=True,
     )

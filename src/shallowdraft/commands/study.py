@@ -178,7 +178,7 @@ def show(found: "Found", target: str, out: str) -> None:
             console.print(f"{row.proposer.name} is {row.prediction.silence}", soft_wrap=True)
     console.print(found.verdict, style="bold", soft_wrap=True)
     fall = found.rows[0].prediction.waterfall
-    console.print(f"of its TAR {fall.ideal:.2f}, {fall.said}: {fall.actual:.2f}x is left", soft_wrap=True)
+    console.print(f"of its TAR {fall.ideal:.2f}, {fall.losses_text}: {fall.actual:.2f}x is left", soft_wrap=True)
     if found.lossless is not None:
         same, differ = "outputs with every draft are those without", "outputs differ, see live.jsonl"
         console.print(same if found.lossless else differ, style=None if found.lossless else "red")

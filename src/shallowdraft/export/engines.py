@@ -1,6 +1,6 @@
-"""What each engine reads: a file of settings and the command that starts it. No torch here.
+"""The settings file and the start command of each engine. No torch here.
 
-Paths of what was exported are relative to the folder, so that it can be moved; commands are run inside it.
+Paths in the exported folder are relative, so that it can be moved; commands run inside it.
 """
 
 import json
@@ -23,7 +23,7 @@ FAMILIES: dict[Engine, tuple[str, ...]] = {
     "llama.cpp": _COMMON,
     "transformers": (*_COMMON, "opt"),
 }
-"""Whose drafts an engine runs and we write for it."""
+"""The families of models exported, by engine."""
 
 _GENERATE = (
     "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
@@ -35,7 +35,7 @@ _GENERATE = (
 
 PYTHON = "python3"
 VARIABLES = {PYTHON: "PYTHON", "vllm": "VLLM", "trtllm-serve": "TRTLLM_SERVE", "llama-server": "LLAMA_SERVER"}
-"""What names another program for one of ours."""
+"""The environment variable that names another executable, by program."""
 
 _SCRIPT = """\
 #!/bin/sh
@@ -57,23 +57,23 @@ _CHECK = """\
 
 @dataclass(frozen=True)
 class Setup:
-    """How an engine is started."""
+    """The command that starts an engine, and the files it reads."""
 
     command: list[str]
     install: str
-    """What to do where it is not there."""
+    """The advice to print if the program is missing."""
     files: dict[str, str] = field(default_factory=dict)
-    """Settings, by name of file."""
+    """Contents of settings files, by name."""
     package: str | None = None
-    """What a command of Python's imports."""
+    """The package that a Python interpreter must have."""
 
     @property
     def variable(self) -> str:
-        """What names another program than the command's first word."""
+        """The environment variable that names another executable."""
         return VARIABLES[self.command[0]]
 
     def script(self) -> str:
-        """The command as a shell script beside the settings, which says so where the engine is not there."""
+        """Return a shell script that runs the command, or says that the engine is missing."""
         program, *arguments = self.command
         words = {"program": program, "variable": self.variable, "install": self.install, "package": self.package}
         check = _CHECK.format(**words) if self.package else ""
@@ -81,8 +81,8 @@ class Setup:
 
 
 def setup(engine: Engine, target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
-    """For the draft in the folder and a target, which is a path or a hub id."""
-    by_batch = followed(engine, by_batch)
+    """Return the set-up for the draft in the exported folder and a target, which is a path or a hub id."""
+    by_batch = supported_lookaheads(engine, by_batch)
     if engine == "vllm":
         return _vllm(target, lookahead, by_batch)
     if engine == "sglang":
@@ -95,17 +95,15 @@ def setup(engine: Engine, target: str, lookahead: int, by_batch: dict[int, int])
     return Setup(command, "pip install transformers torch", package="transformers")
 
 
-def followed(engine: Engine, by_batch: dict[int, int]) -> dict[int, int]:
-    """The lookaheads by batch size that an engine takes: TensorRT-LLM none that is longer than the first."""
+def supported_lookaheads(engine: Engine, by_batch: dict[int, int]) -> dict[int, int]:
+    """Return the lookaheads by batch size that an engine can be set to; none if it has one for all batches.
+
+    TensorRT-LLM takes no lookahead longer than that of batch size 1, which must not be 0.
+    """
     if engine == "vllm":
         return by_batch
     first = by_batch.get(1, 0) if engine == "trtllm" else 0
     return {batch: min(d, first) for batch, d in by_batch.items()} if first else {}
-
-
-def line(made: Setup) -> str:
-    """The command as a shell takes it."""
-    return shlex.join(made.command)
 
 
 def _vllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
@@ -119,7 +117,7 @@ def _vllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
 
 
 def _ranges(by_batch: dict[int, int]) -> list[tuple[int, int, int]]:
-    """First and last batch size and their lookahead; a size that was not timed has that of the one below."""
+    """Return (first batch size, last, lookahead); a size that was not timed has that of the next smaller one."""
     ends = [*by_batch, max(by_batch) + 1]
     return [(start, end - 1, by_batch[start]) for start, end in pairwise(ends)]
 
@@ -130,8 +128,8 @@ def _sglang(target: str, lookahead: int) -> Setup:
         "speculative-algorithm": "STANDALONE",
         "speculative-draft-model-path": DRAFT,
         "speculative-num-steps": lookahead,
-        "speculative-eagle-topk": 1,  # a chain
-        "speculative-num-draft-tokens": lookahead + 1,  # with the text's last token
+        "speculative-eagle-topk": 1,  # a chain, not a tree
+        "speculative-num-draft-tokens": lookahead + 1,  # verified together with the last token of the text
         "enable-metrics": True,
     }
     command = [PYTHON, "-m", "sglang.launch_server", "--config", "sglang.yaml"]
@@ -140,7 +138,7 @@ def _sglang(target: str, lookahead: int) -> Setup:
 
 def _trtllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
     config = {"decoding_type": "Draft_Target", "speculative_model": DRAFT, "max_draft_len": lookahead}
-    if by_batch:  # each holds up to its batch size, and beyond the last one there is no speculation
+    if by_batch:  # each lookahead holds up to its batch size; beyond the last there is no speculation
         config["max_draft_len"] = by_batch[1]
         config["draft_len_schedule"] = {end: d for _, end, d in _ranges(by_batch)}
     options = {"speculative_config": config, "disable_overlap_scheduler": True}
@@ -150,8 +148,10 @@ def _trtllm(target: str, lookahead: int, by_batch: dict[int, int]) -> Setup:
 
 def _llama_cpp(target: str, lookahead: int) -> Setup:
     speculation = {"--spec-type": "draft-simple", "--spec-draft-n-max": lookahead, "--spec-draft-n-min": 0}
-    given = {"-m": target, "-md": DRAFT + GGUF} | speculation | {"--spec-draft-p-min": 0}  # 0: draft all of it
-    command = ["llama-server", *(str(part) for pair in given.items() for part in pair)]
+    options = {"-m": target, "-md": DRAFT + GGUF} | speculation | {"--spec-draft-p-min": 0}  # draft at any confidence
+    command = ["llama-server"]
+    for option, value in options.items():
+        command += [option, str(value)]
     return Setup(command, "install llama.cpp")
 
 

@@ -1,7 +1,7 @@
-"""GGUF files for llama.cpp, through the `gguf` package: metadata, tokenizer, tensors by its names.
+"""GGUF files for llama.cpp, written with the `gguf` package: metadata, tokenizer and tensors under its names.
 
-llama.cpp turns neighbours where Hugging Face turns halves of a head, so the rows of Llama's q and k are interleaved;
-it keeps Qwen's as they are.
+For rotary positions llama.cpp rotates neighbouring elements of a Llama's head, and Hugging Face element i with element
+i + head_dim / 2. So the rows of a Llama's q and k are interleaved; those of a Qwen stay as they are.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shallowdraft.errors import CheckpointError, UnsupportedModelError, first_line
-from shallowdraft.files import Count, naming, require_fields
+from shallowdraft.files import Count, path_in_errors, require_fields
 from shallowdraft.models.checkpoint import read_json
 from shallowdraft.models.model import Model
 from shallowdraft.shapes.llama import Rope
@@ -33,66 +33,70 @@ _TYPES = {
     torch.bfloat16: (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
 }
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-_SPLITS = {  # how text is split before BPE, and llama.cpp's name for it
+_SPLITS = {  # the regular expression that splits text before BPE, and llama.cpp's name for it
     (_WORDS + r"|\s*[\r\n]+|\s+(?!\S)|\s+").format(numbers=numbers): name
     for numbers, name in ((r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}", "qwen2"))
 }
-_NEVER = "\u0120\u0120 \u0120\u0120"
-"""A merge of two symbols that no text begins as, which says that there is no merge: llama.cpp wants a list of them, and
-GGUF writers take no empty one."""
+_UNUSED_MERGE = "\u0120\u0120 \u0120\u0120"
+"""A merge that never applies, since text begins as single characters. It stands for an empty list of merges, which
+llama.cpp requires and a GGUF writer cannot write."""
 ELSEWHERE = "export it with --engine transformers and give that folder to llama.cpp's own converter"
 
 
 @dataclass(frozen=True)
-class Tokenizer:
-    """A byte-level BPE that llama.cpp knows."""
+class GgufTokenizer:
+    """A byte-level BPE that llama.cpp implements."""
 
     folder: Path
     content: dict[str, Any]
-    """Of tokenizer.json."""
+    """The content of tokenizer.json."""
     split: str
-    """llama.cpp's name for how it splits text."""
+    """llama.cpp's name for the way it splits text."""
 
 
-class _Added(TypedDict):
+class _AddedToken(TypedDict):
+    """A token outside of the BPE vocabulary."""
+
     id: Count
     content: str
     special: bool
 
 
-class _Merged(TypedDict):
+class _BpeModel(TypedDict):
+    """The ids of the BPE's tokens."""
+
     vocab: dict[str, Count]
 
 
-class _Content(TypedDict):
-    """What is read of tokenizer.json."""
+class _TokenizerFile(TypedDict):
+    """The fields of tokenizer.json that are read here."""
 
-    added_tokens: list[_Added]
-    model: _Merged
+    added_tokens: list[_AddedToken]
+    model: _BpeModel
 
 
 def require_gguf(shape: ModelShape) -> None:
-    """Refuse a model that this module does not write, before any work."""
+    """Refuse a shape that this module cannot write."""
     if shape.window is not None and shape.window < shape.context:
         raise UnsupportedModelError(f"llama.cpp has no sliding window for {shape.family}; {ELSEWHERE}")
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """Of a folder, unless GGUF cannot say what it does to text."""
+def read_tokenizer(folder: Path) -> GgufTokenizer:
+    """Read the tokenizer of a folder; refuse one that llama.cpp does not implement."""
     path = folder / "tokenizer.json"
     content = read_json(path) if path.is_file() else {}
     try:
-        split = _split(content)
-    except (AttributeError, TypeError, ValueError):  # of other types than tokenizers writes
+        split = _split_name(content)
+    except (AttributeError, TypeError, ValueError):  # values of types that `tokenizers` does not write
         split = None
     if split is None:
-        raise UnsupportedModelError(f"{folder}: its tokenizer is none that this writes to GGUF; {ELSEWHERE}")
-    require_fields(content, _Content, str(path), CheckpointError)
-    return Tokenizer(folder, content, split)
+        raise UnsupportedModelError(f"{folder}: its tokenizer is not one that GGUF export supports; {ELSEWHERE}")
+    require_fields(content, _TokenizerFile, str(path), CheckpointError)
+    return GgufTokenizer(folder, content, split)
 
 
-def write_gguf(model: Model, tokenizer: Tokenizer, path: Path) -> None:
-    """One file with everything."""
+def write_gguf(model: Model, tokenizer: GgufTokenizer, path: Path) -> None:
+    """Write weights, metadata and tokenizer to one file."""
     shape = model.shape
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[_ARCHITECTURES[shape.family]])
     _add_shape(writer, shape)
@@ -102,7 +106,7 @@ def write_gguf(model: Model, tokenizer: Tokenizer, path: Path) -> None:
     for name, tensor in _tensors(model):
         stored = gguf.GGMLQuantizationType.F32 if tensor.dim() == 1 else kind
         writer.add_tensor(name, gguf.quantize(tensor.float().numpy(), stored), raw_dtype=stored)
-    with naming(path):
+    with path_in_errors(path):
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -129,10 +133,11 @@ def _add_shape(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
 
 
 def _tensors(model: Model) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors under their names in GGUF; our fused tensors are split."""
     shape = model.shape
     names = gguf.get_tensor_name_map(_ARCHITECTURES[shape.family], shape.layers)
     if shape.rope and shape.rope.kind == "llama3":
-        yield "rope_freqs.weight", _slowed(shape.rope, shape.head_dim)
+        yield "rope_freqs.weight", _llama3_divisors(shape.rope, shape.head_dim)
     state = model.decoder.dense_state()
     for ours, parts in shape.layout().items():
         for part, tensor in zip(parts, state[ours].split([part.size[0] for part in parts]), strict=True):
@@ -142,60 +147,63 @@ def _tensors(model: Model) -> Iterator[tuple[str, Tensor]]:
 
 
 def _interleaved(name: str, tensor: Tensor, shape: ModelShape) -> Tensor:
-    """Llama's q and k: of every head the halves, row by row."""
+    """Interleave the halves of every head in a Llama's q and k [heads * head_dim, d_model]."""
     heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
     if heads is None or shape.family not in ("llama", "mistral"):
         return tensor
-    halves = tensor.reshape(heads, 2, shape.head_dim // 2, -1)
+    halves = tensor.reshape(heads, 2, shape.head_dim // 2, -1)  # biases are [heads * head_dim], here with one column
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def _slowed(rope: Rope, head_dim: int) -> Tensor:
-    """By what Llama 3 divides each frequency: nothing where waves are short, `factor` where they are long."""
-    lengths = 2 * pi * rope.theta ** (torch.arange(0, head_dim, 2).double() / head_dim)
-    share = (rope.original_context / lengths - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+def _llama3_divisors(rope: Rope, head_dim: int) -> Tensor:
+    """Return Llama 3's divisor of each rotary frequency: 1 for short wavelengths, `factor` for long ones."""
+    wavelengths = 2 * pi * rope.theta ** (torch.arange(0, head_dim, 2).double() / head_dim)
+    share = (rope.original_context / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
     share = share.clamp(0, 1)
     return (1 / (share + (1 - share) / rope.factor)).float()
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) -> None:
-    """Ids without a token are padding that is never matched."""
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: GgufTokenizer, size: int) -> None:
+    """Add the vocabulary; an id without a token is padding that no text has."""
     content = tokenizer.content
-    added = {one["id"]: one for one in content["added_tokens"]}
+    added = {token["id"]: token for token in content["added_tokens"]}
     names = {index: token for token, index in content["model"]["vocab"].items()}
-    names |= {index: one["content"] for index, one in added.items()}
+    names |= {index: token["content"] for index, token in added.items()}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(tokenizer.split)
     writer.add_token_list([names.get(index, f"[PAD{index}]") for index in range(size)])
-    writer.add_token_types([_kind(index, names, added) for index in range(size)])
+    writer.add_token_types([_token_type(index, names, added) for index in range(size)])
     merges = bool(content["model"].get("merges"))
     if not merges:
-        writer.add_token_merges([_NEVER])
+        writer.add_token_merges([_UNUSED_MERGE])
     try:
         special = gguf.SpecialVocab(tokenizer.folder, load_merges=merges, n_vocab=size)
-        special.add_special_token.setdefault("bos", False)  # llama.cpp would add one where Llama 3 has it
+        special.add_special_token.setdefault("bos", False)  # else llama.cpp adds one wherever Llama 3 has it
         special.add_to_gguf(writer, quiet=True)
-    except Exception as error:  # it reads the tokenizer's files again, and trusts them
+    except Exception as error:  # `gguf` reads the tokenizer's files again, unchecked
         raise CheckpointError(f"{tokenizer.folder}: its tokenizer cannot be read ({first_line(error)})") from None
 
 
-def _kind(index: int, names: dict[int, str], added: dict[int, dict[str, object]]) -> gguf.TokenType:
+def _token_type(index: int, names: dict[int, str], added: dict[int, dict[str, object]]) -> gguf.TokenType:
     if index in added:
         return gguf.TokenType.CONTROL if added[index]["special"] else gguf.TokenType.USER_DEFINED
     return gguf.TokenType.NORMAL if index in names else gguf.TokenType.UNUSED
 
 
-def _split(content: dict[str, Any]) -> str | None:
-    """llama.cpp's name for how text is split; None where it is changed before, or split as nothing there does."""
-    steps, model = content.get("pre_tokenizer") or {}, content.get("model", {})
-    *before, last = steps.get("pretokenizers") or [steps]
+def _split_name(content: dict[str, Any]) -> str | None:
+    """Return llama.cpp's name for the way text is split; None if it has none, or if text is changed before."""
+    pre_tokenizer, model = content.get("pre_tokenizer") or {}, content.get("model", {})
+    *before, last = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
     normalizer = content.get("normalizer") or {"type": "NFC"}
-    if any(one.get("type") != "NFC" for one in normalizer.get("normalizers", [normalizer])):
+    if any(step.get("type") != "NFC" for step in normalizer.get("normalizers", [normalizer])):
         return None
     if model.get("type") != "BPE" or last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
     if last.get("use_regex", True) != (not before) or len(before) > 1:
         return None
     name = _SPLITS.get(before[0].get("pattern", {}).get("Regex")) if before else "gpt-2"
-    whole_words = bool(model.get("ignore_merges"))  # are taken as they are; llama.cpp does so for Llama 3 alone
-    return name if whole_words == (name == "llama-bpe") else None
+    # With ignore_merges a word in the vocabulary is one token, without merging; llama.cpp does that for Llama 3 only.
+    ignore_merges = bool(model.get("ignore_merges"))
+    return name if ignore_merges == (name == "llama-bpe") else None

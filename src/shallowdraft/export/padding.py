@@ -1,4 +1,4 @@
-"""A draft in exactly as many token ids as its target has: engines compare the sizes, not what the ids mean."""
+"""A draft with exactly as many token ids as its target: engines compare the sizes, not the tokens."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,10 +11,10 @@ from shallowdraft.models.model import Model
 from shallowdraft.models.vocabulary import compare, vocabulary_of
 
 
-def fitted(draft: Model, tokenizer: Any | None, size: int) -> Model:
-    """The draft with the target's tokenizer and number of ids, its tail cut or padded."""
-    maps = vocabulary_of(tokenizer), vocabulary_of(draft.tokenizer)
-    compare(*maps, size, draft.shape.vocab).require()
+def with_vocabulary(draft: Model, tokenizer: Any | None, size: int) -> Model:
+    """Return the draft with the target's tokenizer and number of ids; the last ids are cut or padded."""
+    vocabularies = vocabulary_of(tokenizer), vocabulary_of(draft.tokenizer)
+    compare(*vocabularies, size, draft.shape.vocab).require()
     decoder = draft.decoder
     if decoder.shape.vocab != size:
         state = decoder.dense_state()
@@ -24,6 +24,9 @@ def fitted(draft: Model, tokenizer: Any | None, size: int) -> Model:
 
 
 def _resized(table: Tensor, size: int) -> Tensor:
-    """New rows are the mean of the others: their logit is the mean of all logits, never the largest."""
+    """Cut or pad a table [vocab, d_model] to `size` rows.
+
+    New rows are the mean of the others, so that their logit is the mean of all logits and never the largest.
+    """
     mean = table.float().mean(0, keepdim=True).to(table.dtype)
     return torch.cat([table[:size], mean.expand(max(0, size - len(table)), -1)])

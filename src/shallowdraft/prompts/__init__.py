@@ -1,4 +1,4 @@
-"""Sets of prompts: those that ship with the package by name, full ones from the hub, files and folders of your own."""
+"""Sets of prompts: shipped with the package, full sets from the hub, your own files and folders."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any
 
 from shallowdraft.errors import PromptError
 from shallowdraft.files import parse_json, read_lines
-from shallowdraft.prompts.published import full_rows, text_of
+from shallowdraft.prompts.published import full_rows, prompt_text
 
 FOLDER = Path(__file__).parent
 FULL = ":full"
@@ -19,34 +19,34 @@ class Prompt:
 
     id: str
     task: str
-    """What kind of text it belongs to."""
+    """The kind of text, such as a category of MT-Bench."""
     text: str
     ids: tuple[int, ...] = ()
-    """Token ids instead of text."""
+    """Token ids, if the prompt has no text."""
 
     @property
     def content(self) -> str | list[int]:
-        """The text, or the token ids that are given instead."""
+        """The text, or the token ids of a prompt without text."""
         return list(self.ids) or self.text
 
     @property
     def turn(self) -> list[dict[str, str]]:
-        """The user's turn that begins a conversation."""
+        """The prompt as the first message of a chat."""
         if self.ids:
             raise PromptError(f"prompt {self.id} is token ids, which no chat template takes; give text, or no --chat")
         return [{"role": "user", "content": self.text}]
 
 
 def names() -> list[str]:
-    """The sets that ship with the package."""
+    """Return the names of the sets that ship with the package."""
     return sorted(file.stem for file in FOLDER.glob("*.jsonl"))
 
 
 def load_prompts(name: str | Path) -> list[Prompt]:
-    """A set by its name; `NAME:full` all of it, through `datasets`; or a file of JSON lines, or a folder of such files.
+    """Load a shipped set by its name, a full set as `NAME:full`, a file of JSON lines, or a folder.
 
-    Lines have a `prompt` field, or token ids as `ids`, or are rows as the authors of MMLU, HellaSwag,
-    GSM8K, MT-Bench or Spec-Bench publish them. A folder may also be what `datasets` saved.
+    A line has a `prompt` field, or token ids as `ids`, or is a row as the authors of MMLU, HellaSwag, GSM8K, MT-Bench
+    or Spec-Bench publish it. A folder holds files of such lines, or a data set that `datasets` saved.
     """
     if str(name).endswith(FULL):
         rows = full_rows(str(name).removesuffix(FULL))
@@ -54,15 +54,15 @@ def load_prompts(name: str | Path) -> list[Prompt]:
     path = FOLDER / f"{name}.jsonl" if str(name) in names() else Path(name)
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
-        several = [replace(one, id=f"{file.stem}/{one.id}") for file in files for one in _read(file)]
-        found = several or _read_saved(path)
+        from_files = [replace(prompt, id=f"{file.stem}/{prompt.id}") for file in files for prompt in _read(file)]
+        prompts = from_files or _read_saved(path)
     elif path.exists():
-        found = list(_read(path))
+        prompts = list(_read(path))
     else:
         raise PromptError(f"{name}: no such file, and no set of that name; there are {', '.join(names())}")
-    if not found:
+    if not prompts:
         raise PromptError(f"{path}: holds no prompt")
-    return found
+    return prompts
 
 
 def _read(file: Path) -> Iterator[Prompt]:
@@ -71,14 +71,14 @@ def _read(file: Path) -> Iterator[Prompt]:
             try:
                 row = parse_json(line)
             except ValueError as error:
-                raise PromptError(f"{file}:{number}: no JSON object ({error}); each line must be one") from None
+                raise PromptError(f"{file}:{number}: not a JSON object ({error}); each line must be one") from None
             yield _prompt(str(file), number, row, _text(row))
 
 
 def _text(row: Any) -> str | None:
-    """The prompt of a row of any kind."""
+    """Return the prompt of a row, whatever its fields hold; None if it has none."""
     try:
-        return text_of(row) if isinstance(row, dict) else None
+        return prompt_text(row) if isinstance(row, dict) else None
     except (KeyError, TypeError, AttributeError, ValueError):
         return None
 
@@ -88,9 +88,9 @@ def _read_saved(folder: Path) -> list[Prompt]:
         from datasets import load_from_disk
 
         rows = load_from_disk(str(folder))
-    except Exception as error:  # of arrow's and of its own, as the damage is
+    except Exception as error:  # of `datasets` or of arrow, depending on the damage
         raise PromptError(
-            f"{folder}: no *.jsonl files, and nothing that `datasets` saved and can read here ({error})"
+            f"{folder}: holds no *.jsonl files, and no data set that `datasets` can read ({error})"
         ) from None
     return [_prompt(str(folder), number, row, _text(row)) for number, row in enumerate(rows, 1)]
 
@@ -99,16 +99,18 @@ def _prompt(where: str, number: int, row: Any, text: str | None) -> Prompt:
     ids = _ids(row)
     if not text and not ids:
         raise PromptError(
-            f'{where}:{number}: no JSON object with a "prompt" field that holds text, or "ids" that holds token ids; '
-            "each line must be one"
+            f'{where}:{number}: not a JSON object with a "prompt" field that holds text, or "ids" that holds '
+            "token ids; each line must be one"
         )
-    known = next((str(row[name]) for name in ("id", "question_id", "task_id", "prompt_id") if name in row), str(number))
-    return Prompt(known, str(row.get("task", row.get("category", Path(where).stem))), text or "", () if text else ids)
+    names = ("id", "question_id", "task_id", "prompt_id")
+    prompt_id = next((str(row[name]) for name in names if name in row), str(number))
+    task = str(row.get("task", row.get("category", Path(where).stem)))
+    return Prompt(prompt_id, task, text or "", () if text else ids)
 
 
 def _ids(row: Any) -> tuple[int, ...]:
-    """The token ids of a row, if it has some and nothing else among them."""
-    given = row.get("ids") if isinstance(row, dict) else None
-    if not isinstance(given, list) or not all(type(token) is int for token in given):
+    """Return the token ids of a row; none unless all of them are integers."""
+    ids = row.get("ids") if isinstance(row, dict) else None
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         return ()
-    return tuple(given)
+    return tuple(ids)

@@ -14,7 +14,7 @@ from shallowdraft.decoding.generate import Run
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.sampling import Sampling, probabilities
 from shallowdraft.errors import NumericsError, OptionError, PromptError, RecordError, VocabularyError
-from shallowdraft.files import Count, Range, make, require_fields
+from shallowdraft.files import Count, Range, from_record, require_fields
 from shallowdraft.identity import text_digest
 from shallowdraft.limits import LIMITS
 from shallowdraft.models.decoder import Decoder
@@ -113,7 +113,7 @@ def require_greedy(trace: Trace) -> None:
 def read_trace(path: Path) -> Trace:
     file = Records.read(path, KIND)
     require_fields(file.about, _About, f"{path}:1", RecordError)
-    sampling = make(Sampling, file.about["sampling"], f"{path}:1", RecordError)
+    sampling = from_record(Sampling, file.about["sampling"], f"{path}:1", RecordError)
     size = file.about["vocabulary"]["size"]
     outputs = [_output(where, record, sampling, size) for where, record in file.placed()]
     if not outputs:
@@ -138,7 +138,7 @@ class _About(TypedDict):
 
 
 def _output(where: str, record: Record, sampling: Sampling, vocab: int) -> Output:
-    output = make(Output, record, where, RecordError)
+    output = from_record(Output, record, where, RecordError)
     if not output.prompt or not output.output:
         raise RecordError(f"{where}: prompt {output.id} has no tokens; record it again")
     ids = output.prompt + output.output

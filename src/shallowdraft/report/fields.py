@@ -3,7 +3,7 @@
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from shallowdraft.cost import Silence
-from shallowdraft.files import Count, Range, Seconds, Share, Size, SomeSeconds
+from shallowdraft.files import Count, PositiveSeconds, Range, Seconds, Share, Size
 
 Rate = Annotated[float, Range(1e-9, 1e12)]
 """Tokens an iteration or a second, speed-ups."""
@@ -14,7 +14,7 @@ class Times(TypedDict):
     """Seconds of an iteration."""
 
     draft_s: Seconds
-    verify_s: SomeSeconds
+    verify_s: PositiveSeconds
     other_s: Seconds
 
 
@@ -22,7 +22,7 @@ class EarlierTimes(TypedDict):
     """Seconds of an iteration, by the names that earlier versions wrote."""
 
     draft_s: Seconds
-    target_s: SomeSeconds
+    target_s: PositiveSeconds
     rest_s: Seconds
 
 
@@ -32,7 +32,7 @@ class _Untimed(TypedDict):
     lookahead: Count
     nodes: Count
     tar: Rate
-    plain_s: SomeSeconds
+    plain_s: PositiveSeconds
     silence: NotRequired[Silence | None]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import vl_convert
 
-from shallowdraft.files import naming
+from shallowdraft.files import path_in_errors
 from shallowdraft.report.figures import WIDTH, Figure, Table
 
 SCALE = 2.0  # of pixels
@@ -24,7 +24,7 @@ def write_figures(figures: list[Figure], folder: Path) -> list[Path]:
         }
         for ending, content in written.items():
             path = folder / f"{figure.id}.{ending}"
-            with naming(path):
+            with path_in_errors(path):
                 path.write_bytes(content.encode() if isinstance(content, str) else content)
             found.append(path)
         found.append(_csv(figure.table, folder / f"{figure.id}.csv"))
@@ -38,6 +38,6 @@ def markdown(table: Table) -> str:
 
 def _csv(table: Table, path: Path) -> Path:
     """With all digits."""
-    with naming(path), path.open("w", newline="", encoding="utf-8") as file:
+    with path_in_errors(path), path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([table.columns, *table.rows])
     return path

@@ -10,7 +10,7 @@ from types import UnionType
 from shallowdraft.bench.levels import KIND, BenchSettings, read_requests, speed_up, summarise
 from shallowdraft.cost import Iteration, Prediction, Silence
 from shallowdraft.errors import OptionError, RecordError
-from shallowdraft.files import make, parse_json, read_json, read_lines, require_fields
+from shallowdraft.files import from_record, parse_json, read_json, read_lines, require_fields
 from shallowdraft.records import RANDOM, Record, Records
 from shallowdraft.report import fields
 from shallowdraft.report.run import Accuracy, Asked, Entry, Live, Run, Score, Server, Step, Tars, Text, label
@@ -215,7 +215,7 @@ def _prediction(one: Record) -> Prediction:
 
 def _silence(row: Record) -> Silence | None:
     """Earlier records do not know of any."""
-    return make(Silence, row["silence"], "study.json", RecordError) if row.get("silence") else None
+    return from_record(Silence, row["silence"], "study.json", RecordError) if row.get("silence") else None
 
 
 def _steps(profile: Iterable[Record]) -> list[Step]:

@@ -28,7 +28,7 @@ from shallowdraft.decoding.generate import generate
 from shallowdraft.decoding.options import DrafterName, Options
 from shallowdraft.decoding.results import Generation
 from shallowdraft.decoding.timing import MachineState, state_of
-from shallowdraft.files import Count, Seconds, SomeSeconds
+from shallowdraft.files import Count, PositiveSeconds, Seconds
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
@@ -42,7 +42,7 @@ AGAIN = 2  # times that a run is taken again which stalls, and a way on all prom
 class StateThen(TypedDict):
     """Of the machine, before a run or after it."""
 
-    plain_s: SomeSeconds
+    plain_s: PositiveSeconds
     handover_s: Seconds
     arithmetic_s: Seconds
 
@@ -59,7 +59,7 @@ class LiveRun(TypedDict):
     tree: NotRequired[list[int]]
     emitted: Count
     iterations: Count
-    seconds: SomeSeconds
+    seconds: PositiveSeconds
     tie: bool
     states: tuple[StateThen, StateThen]
 

@@ -16,7 +16,7 @@ from shallowdraft.decoding.generate import generate
 from shallowdraft.decoding.options import Options
 from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.errors import OptionError, RecordError
-from shallowdraft.files import Seconds, SomeSeconds, make
+from shallowdraft.files import PositiveSeconds, Seconds, from_record
 from shallowdraft.identity import text_digest
 from shallowdraft.models.model import Model
 from shallowdraft.records import Records
@@ -35,13 +35,13 @@ Skips = tuple[int, ...]
 class Costs:
     """Seconds of a draft step, by what it keeps, and of all else in an iteration."""
 
-    plain_s: SomeSeconds
+    plain_s: PositiveSeconds
     start_s: Seconds
     attention_s: Seconds
     """Of one layer."""
     ffn_s: Seconds
     layers: int
-    rest_s: dict[str, SomeSeconds]
+    rest_s: dict[str, PositiveSeconds]
     """By lookahead: verification and what lies between."""
 
     def step_s(self, skips: Skips) -> float:
@@ -224,7 +224,7 @@ def _read(file: Records) -> tuple[Costs | None, list[Trial]]:
     if first is None:
         return None, []
     where, record = first
-    costs = make(Costs, record, where, RecordError)
+    costs = from_record(Costs, record, where, RecordError)
     if lacking := {str(lookahead) for lookahead in TIMED} - costs.rest_s.keys():
         raise RecordError(f"{where}: rest_s has no times of lookahead {min(lacking)}; search anew")
-    return costs, [make(Trial, record, where, RecordError) for where, record in lines]
+    return costs, [from_record(Trial, record, where, RecordError) for where, record in lines]

@@ -100,7 +100,7 @@ def waterfall(run: Run) -> Figure | Gap:
         end="max(datum.from, datum.to)",
         said="format(datum.change, datum.kind == 'speed-up' ? '.2f' : '+.2f')",
     )
-    finding = f"Of {first.label}'s ideal {fall.ideal:.2f}, {fall.said}: {fall.actual:.2f} is left."
+    finding = f"Of {first.label}'s ideal {fall.ideal:.2f}, {fall.losses_text}: {fall.actual:.2f} is left."
     table = Table(("step", "change of the speed-up"), [(row["step"], row["change"]) for row in rows])
     note = "If drafting were free and verifying took as long as one plain token, the speed-up would be TAR."
     return Figure("waterfall", finding, chart, table, note, rows_high(len(rows)))
