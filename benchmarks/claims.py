@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models import zoo
 from shallowdraft.models.checkpoint import find_folder, read_shape
-from shallowdraft.profiling.latency import Profile, read_profile
 from shallowdraft.profiling.latency_model import RANDOM, figure_4, fit, observations
 from shallowdraft.records import commit, processor
+from shallowdraft.runs.profile import Profile, read_profile
 
 EQUAL = ("1x256", "2x192", "4x128", "8x96")  # as many weights in layers, wide to deep
 LOOKAHEAD, CONTEXT = 8, 64

@@ -25,11 +25,13 @@ os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # as the command does
 import torch
 
 import shallowdraft as sd
-from shallowdraft.decoding.candidate import Candidate, drafting
-from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.trace import Trace, read_trace, record
+from shallowdraft.replay.recording import record
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Trace, read_trace
 from shallowdraft.study.live import LiveRuns, Measured, measured, run_live
 
 NGRAM = Candidate("n-gram", 8, "ngram")
@@ -75,7 +77,7 @@ def both_orders(
     drafts = {
         candidate.draft: sd.load_draft(candidate.draft, device="cpu") for candidate in candidates if candidate != NGRAM
     }
-    proposers = drafting(drafts) | {("ngram", NGRAM.draft): {"drafter": "ngram"}}
+    proposers = draft_options(drafts) | {("ngram", NGRAM.draft): {"drafter": "ngram"}}
     trace, size = traced(target, given, folder), {"max_new_tokens": given.new_tokens, "rounds": given.rounds}
     orders = {folder / "one.jsonl": candidates, folder / "other.jsonl": candidates[::-1]}
     with calm() if given.calm else busy():

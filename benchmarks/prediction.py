@@ -19,15 +19,17 @@ from pathlib import Path
 import numpy as np
 
 import shallowdraft as sd
-from shallowdraft.decoding.candidate import Candidate, drafting
-from shallowdraft.decoding.sampling import Sampling
+from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.models import zoo
-from shallowdraft.profiling.latency import Profile, read_profile
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.trace import Trace, read_trace, record
-from shallowdraft.study.forecast import forecast_at
+from shallowdraft.replay.model import replay_model
+from shallowdraft.replay.recording import record
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.profile import Profile, read_profile
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Trace, read_trace
+from shallowdraft.study.forecast import forecast_in_states
 from shallowdraft.study.live import Measured, measured, run_live
 
 
@@ -60,7 +62,7 @@ def live(
 ) -> dict[Candidate, Measured]:
     candidates = [Candidate.with_draft(draft, d) for draft in drafts.values() for d in range(1, given.lookaheads + 1)]
     size = {"max_new_tokens": given.new_tokens, "rounds": given.live_rounds}
-    for _ in run_live(target, drafting(drafts), candidates, trace.outputs, path, **size, about={}):
+    for _ in run_live(target, draft_options(drafts), candidates, trace.outputs, path, **size, about={}):
         pass
     found = measured(path, trace.outputs, candidates)
     if found.stalled:
@@ -98,13 +100,13 @@ def main() -> None:
             trace = traced(target, of_set, given, folder)
             runs = live(target, drafts, trace, given, folder / f"{of_set}-live.jsonl")
             for draft, model in drafts.items() if runs else ():
-                found, cells = replay(model, trace), []
+                found, cells = replay_model(model, trace), []
                 for d in range(1, given.lookaheads + 1):
                     run = runs.get(Candidate.with_draft(model, d))
                     if run is None:
                         cells.append(f"{'impossible':>14}")
                         continue
-                    made = forecast_at(found, profile, d, run.states)
+                    made = forecast_in_states(found, profile, d, run.states)
                     assert run.lossless
                     assert abs(run.tar - made.tar) < 1e-9
                     errors[of_set, draft, d] = made.speed_up / run.speed_up - 1

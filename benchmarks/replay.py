@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 import shallowdraft as sd
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.trace import read_trace, record
+from shallowdraft.replay.model import replay_model
+from shallowdraft.replay.recording import record
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import read_trace
 
 
 def main() -> None:
@@ -40,9 +41,9 @@ def main() -> None:
     print(f"{'draft':<20}{'replay s':>10}{f'live, 1 to {given.lookaheads}, s':>20}{'times cheaper':>16}")
     for name in given.drafts:
         draft = sd.load_draft(f"zoo:{name}", device="cpu")
-        replay(draft, trace)  # warms up
+        replay_model(draft, trace)  # warms up
         begin_s = time.perf_counter()
-        tars = replay(draft, trace).tar()
+        tars = replay_model(draft, trace).tar()
         replay_s, live_s = time.perf_counter() - begin_s, 0.0
         for lookahead in range(1, given.lookaheads + 1):
             begin_s = time.perf_counter()

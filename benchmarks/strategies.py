@@ -22,7 +22,7 @@ from zoo import speed_up
 import shallowdraft as sd
 from shallowdraft.decoding.divergence import explain
 from shallowdraft.models.memory import dtype_name
-from shallowdraft.profiling.latency import device_name
+from shallowdraft.profiling.measure import device_name
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit
 from shallowdraft.study.skip_search import read_trials

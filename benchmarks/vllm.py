@@ -34,15 +34,16 @@ from numpy.typing import NDArray
 import shallowdraft as sd
 from shallowdraft.bench.endpoint import Counters, Endpoint, StreamedAnswer
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.export.advice import Advice
 from shallowdraft.export.export import export
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import Record, commit, processor
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.trace import Trace, read_trace, record
+from shallowdraft.replay.model import replay_model
+from shallowdraft.replay.recording import record
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Trace, read_trace
 
 PLAIN = "none"
 TIMED, JUDGED = "hellaswag", "zoo"
@@ -193,7 +194,7 @@ def speeds(servers: dict[str, Served], trace: Trace, lookahead: int) -> None:
     heads = ("TAR", "counters", "replayed", "iteration", "predicted", "measured")
     print(f"{'draft':<16}" + "".join(f"{head:>10}" for head in heads) + "  95 %")
     for name in list(servers)[1:]:
-        served, replayed = servers[name], replay(sd.load(f"zoo:{name}", "float32", "cpu"), trace)
+        served, replayed = servers[name], replay_model(sd.load(f"zoo:{name}", "float32", "cpu"), trace)
         longer = [
             seconds(one) / steps(one) / (seconds(other) / kept(other))
             for one, other in zip(served.answers[TIMED], plain[TIMED], strict=True)

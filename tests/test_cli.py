@@ -14,7 +14,7 @@ from shallowdraft.cli import main
 from shallowdraft.kernels import cpu
 from shallowdraft.models.model import _say_not_rounded
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.replay.trace import read_trace
+from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.shape import ModelShape
 
 VERBS = (

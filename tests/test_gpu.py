@@ -13,14 +13,14 @@ from shallowdraft.decoding.divergence import explain, greedy_gaps
 from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.options import Options, Settings
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.kernels import gpu
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.prompts import Prompt
+from shallowdraft.runs.sampling import Sampling
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape
-from shallowdraft.study.proposers import branching_model, copying, drafting_model, skipping
+from shallowdraft.study.proposers import model_proposer, ngram_proposer, skip_proposer, tree_proposer
 from shallowdraft.study.study import Plan, study
 
 pytestmark = pytest.mark.gpu
@@ -249,7 +249,7 @@ def test_a_study_runs_there(tmp_path):
             pass
 
     draft = sd.load_draft(folder)
-    proposers = [drafting_model(draft), branching_model(draft), copying(target), skipping(target)]
+    proposers = [model_proposer(draft), tree_proposer(draft), ngram_proposer(target), skip_proposer(target)]
     found = study(target, proposers, plan, tmp_path / "run", follow)
     assert len(found.rows) == 4
     for row in found.rows:

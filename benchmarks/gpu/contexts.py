@@ -15,8 +15,8 @@ from floor import bandwidth, provenance, timed
 from shallowdraft.decoding.drafters.drafter import NoDrafter
 from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair
+from shallowdraft.runs.sampling import Sampling
 
 PAIR, ITERATIONS = "7b-wide", 20
 ROOM = 130e9  # bytes of memory for weights and caches

@@ -16,10 +16,10 @@ from floor import provenance
 
 import shallowdraft as sd
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.profiling.latency import read_profile
 from shallowdraft.prompts import Prompt
+from shallowdraft.runs.profile import read_profile
 from shallowdraft.shapes.notation import parse_shape
-from shallowdraft.study.proposers import drafting_model
+from shallowdraft.study.proposers import model_proposer
 from shallowdraft.study.study import Plan, study
 
 TARGET, DRAFTS = "12x768/12h/2048", ("2x256/4h/688", "8x256/4h/688")
@@ -54,7 +54,7 @@ def main() -> None:
                 for d in given.lookaheads:
                     plan = Plan(prompts, [d], new_tokens, live=1, live_prompts=given.prompts)
                     run = folder / f"{number}-{new_tokens}-{d}"
-                    (row,) = study(target, [drafting_model(draft)], plan, run, follow).rows
+                    (row,) = study(target, [model_proposer(draft)], plan, run, follow).rows
                     profile, live, usual = read_profile(run / "profile.jsonl"), row.live, row.curve[d]
                     assert live is not None
                     assert live.lossless

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair
+from shallowdraft.runs.sampling import Sampling
 
 ITERATIONS = 100
 

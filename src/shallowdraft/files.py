@@ -160,6 +160,10 @@ Size = Annotated[int, Range(1, 2**53)]
 Seconds = Annotated[float, Range(0, 1e9)]
 PositiveSeconds = Annotated[float, Range(1e-12, 1e9)]
 Share = Annotated[float, Range(0, 1)]
+Rate = Annotated[float, Range(1e-9, 1e12)]
+"""Tokens per iteration or per second, and speed-ups."""
+Interval = tuple[Rate, Rate]
+"""From and to."""
 
 
 def require_fields(record: Any, expected: Any, where: str, error_class: ErrorClass) -> None:
@@ -168,21 +172,40 @@ def require_fields(record: Any, expected: Any, where: str, error_class: ErrorCla
         raise error_class(f"{where}: {problem}; correct it, or write the file again")
 
 
-def from_record(dataclass: Callable[..., T], record: Any, where: str, error_class: ErrorClass) -> T:
-    """Build a dataclass from a record that has its fields and no others."""
+def from_record(
+    dataclass: Callable[..., T], record: Any, where: str, error_class: ErrorClass, *, extra_fields: bool = False
+) -> T:
+    """Build a dataclass from a record that has its fields; others are an error unless `extra_fields` allows them."""
     require_fields(record, dataclass, where, error_class)
     types, _ = _field_types(dataclass)
-    if unknown := record.keys() - types:
+    if not extra_fields and (unknown := record.keys() - types):
         raise error_class(f"{where}: has an unknown field {shortened(min(unknown))}")
     try:
-        return dataclass(**{name: _as_type(value, types[name]) for name, value in record.items()})
+        return _instance(dataclass, record)
     except ShallowdraftError as error:
         raise error_class(f"{where}: {error}") from None
 
 
+def _instance(dataclass: Callable[..., T], record: dict[str, Any]) -> T:
+    types, _ = _field_types(dataclass)
+    return dataclass(**{name: _as_type(value, types[name]) for name, value in record.items() if name in types})
+
+
 def _as_type(value: Any, expected: Any) -> Any:
-    """Return the value as a tuple if the field is one, which JSON writes as a list."""
-    return tuple(value) if get_origin(expected) is tuple else value
+    """Return a checked JSON value as its type: lists as tuples, keys as numbers, objects as dataclasses."""
+    origin, args = get_origin(expected), get_args(expected)
+    if origin in (Annotated, NotRequired):
+        return _as_type(value, args[0])
+    if origin in (Union, UnionType):
+        return _as_type(value, next(option for option in args if not _mismatch(value, option, "it")))
+    if origin is list:
+        return value if args[0] in _PLAIN else [_as_type(member, args[0]) for member in value]
+    if origin is tuple:
+        types = [args[0]] * len(value) if args[-1] is Ellipsis else args
+        return tuple(_as_type(member, type_) for member, type_ in zip(value, types, strict=True))
+    if origin is dict:
+        return {int(key) if args[0] is int else key: _as_type(member, args[1]) for key, member in value.items()}
+    return _instance(expected, value) if isinstance(expected, type) and is_dataclass(expected) else value
 
 
 @cache

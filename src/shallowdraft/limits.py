@@ -6,6 +6,8 @@ from typing import Any
 
 from shallowdraft.errors import UnsupportedModelError
 
+MAX_LOOKAHEAD = 32  # draft tokens per iteration
+MOST_NODES = 63  # of a tree, beside its root: the nodes that one attends to are bits of a 64-bit number
 MOST_HEADS = 16  # Medusa heads, each of which proposes one token
 LIMITS = {  # by field of a `ModelShape`
     "layers": 2**12,

@@ -11,14 +11,14 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from reprlib import repr as shortened
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, NotRequired, TypedDict
 
 from shallowdraft.errors import RecordError
@@ -59,9 +59,18 @@ class Records:
     header: Record
     row: type | UnionType | None = None
     """The fields that every record must have: a dataclass or TypedDict."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Fields that earlier versions called otherwise: their earlier names, and those of today."""
 
     @classmethod
-    def read(cls, path: Path, kind: str, row: type | UnionType | None = None) -> "Records":
+    def read(
+        cls,
+        path: Path,
+        kind: str,
+        row: type | UnionType | None = None,
+        *,
+        renamed: Mapping[str, str] = MappingProxyType({}),
+    ) -> "Records":
         """A file that is there."""
         if not path.exists():
             raise RecordError(f"{path}: there is no such file")
@@ -75,11 +84,18 @@ class Records:
                 f"{path}: written as version {shortened(header.get('schema'))}, this package reads {SCHEMA}"
             )
         require_fields(header, _Header, f"{path}:1", RecordError)
-        return cls(path, header, row)
+        return cls(path, header, row, renamed)
 
     @classmethod
     def open(
-        cls, path: Path, kind: str, about: Record, row: type | UnionType | None = None, **origin: Any
+        cls,
+        path: Path,
+        kind: str,
+        about: Record,
+        row: type | UnionType | None = None,
+        *,
+        renamed: Mapping[str, str] = MappingProxyType({}),
+        **origin: Any,
     ) -> "Records":
         """A new file, or one that was begun with the same `about`.
 
@@ -90,7 +106,7 @@ class Records:
             header = {"kind": kind, "schema": SCHEMA, "about": about, "provenance": provenance(**origin)}
             with path_in_errors(path):
                 path.write_text(json.dumps(header, ensure_ascii=False) + "\n", encoding="utf-8")
-        file = cls.read(path, kind, row)
+        file = cls.read(path, kind, row, renamed=renamed)
         if different := _differences(file.about, json.loads(json.dumps(about))):
             names = ", ".join(different)
             raise RecordError(f"{path} was begun with another {names}; name another file or folder, or remove it")
@@ -118,7 +134,8 @@ class Records:
         """Every record and where it stands: file and line."""
         lines = _lines(self.path)
         next(lines)
-        for where, record in lines:
+        for where, line in lines:
+            record = {self.renamed.get(name, name): value for name, value in line.items()} if self.renamed else line
             if self.row:
                 require_fields(record, self.row, where, RecordError)
             yield where, record
@@ -149,6 +166,20 @@ def _differences(known: Record, wanted: Record) -> list[str]:
 
 def _key(record: Record, names: Iterable[str]) -> str:
     return json.dumps([record.get(name) for name in names])
+
+
+def is_begun(path: Path) -> bool:
+    """Return whether a file is there and its first line is whole, which it is not if its writer was killed at once."""
+    return path.exists() and next(read_lines(path, RecordError, ended=True), None) is not None
+
+
+def kind_of(path: Path) -> str | None:
+    """Return the kind of records that a file holds, or None if it holds none."""
+    try:
+        header = next(_lines(path), None)
+    except RecordError:
+        return None
+    return header[1].get("kind") if header else None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -21,13 +21,14 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 import shallowdraft as sd
 from shallowdraft.bench import load
 from shallowdraft.bench.endpoint import Counters, Endpoint, parse_counters
-from shallowdraft.bench.levels import KIND, speed_up, summarise
+from shallowdraft.bench.levels import speed_up, summarise
 from shallowdraft.cli import main
 from shallowdraft.errors import OptionError, RecordError, ServerError
 from shallowdraft.identity import folder_digest
 from shallowdraft.models import zoo
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records, masked
+from shallowdraft.runs.servers import KIND
 
 MODEL, KEY, LOOKAHEAD, TOKENS = "zoo:target", "a secret", 2, 8
 TEXTS = "Once", "The sea", "A man"

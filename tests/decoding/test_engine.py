@@ -14,9 +14,9 @@ from shallowdraft.decoding import sampling as laws
 from shallowdraft.decoding.drafters.drafter import NoDrafter
 from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import State
 from shallowdraft.models.checkpoint import load_decoder
+from shallowdraft.runs.sampling import Sampling
 
 # What makes a host wait for a GPU: reading a value, or a result whose size depends on values.
 SYNCHRONISING = (

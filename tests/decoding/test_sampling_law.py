@@ -20,11 +20,11 @@ from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.drafters.ngram import NgramDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.random_streams import RandomStreams
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_source
 from shallowdraft.decoding.verification import Proposal, Verdict
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.synthetic import random_decoder
+from shallowdraft.runs.sampling import Sampling
 from shallowdraft.shapes.shape import ModelShape
 
 SAMPLES = 200_000

@@ -16,13 +16,13 @@ from shallowdraft.cli import main
 from shallowdraft.decoding import verification
 from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import new_source
 from shallowdraft.errors import OptionError, PromptError
 from shallowdraft.models.cache import CrossCache, Source
 from shallowdraft.models.seq2seq import Seq2Seq
 from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_decoder
 from shallowdraft.models.tree import TreePass
+from shallowdraft.runs.sampling import Sampling
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.shapes.t5 import EncoderShape

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shallowdraft.decoding import sampling
-from shallowdraft.decoding.sampling import Sampling, draw, probabilities
+from shallowdraft.decoding.sampling import draw, probabilities
 from shallowdraft.decoding.verification import (
     Proposal,
     block_chances,
@@ -20,6 +20,7 @@ from shallowdraft.decoding.verification import (
 )
 from shallowdraft.errors import OptionError
 from shallowdraft.models.tree import Tree
+from shallowdraft.runs.sampling import Sampling
 
 
 def one_hot(token: int, vocab: int = 5) -> torch.Tensor:

@@ -25,11 +25,11 @@ from shallowdraft.export.engines import setup
 from shallowdraft.export.export import export
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
-from shallowdraft.profiling.latency import KIND as PROFILE
 from shallowdraft.records import Records
-from shallowdraft.replay.trace import KIND as TRACE
+from shallowdraft.runs.profile import KIND as PROFILE
+from shallowdraft.runs.replays import KIND as REPLAYS
+from shallowdraft.runs.trace import KIND as TRACE
 from shallowdraft.shapes.notation import parse_shape
-from shallowdraft.study.study import REPLAYS
 
 PAIR = ["export", "zoo:2x192", "--target", "zoo:target"]
 PROMPT = "The old house at the end of the road"

@@ -11,11 +11,12 @@ from torch import Tensor
 pytest.importorskip("triton")
 import shallowdraft as sd
 from shallowdraft.decoding.engine import UNSOUND, _packed
-from shallowdraft.decoding.sampling import Sampling, Samplings, draw, probabilities
+from shallowdraft.decoding.sampling import Samplings, draw, probabilities
 from shallowdraft.decoding.state import new_state
 from shallowdraft.decoding.verification import Proposal, verify_choice, verify_sampled
 from shallowdraft.kernels import gpu, gpu_choice
 from shallowdraft.models import fused
+from shallowdraft.runs.sampling import Sampling
 
 VECTOR = gpu.Tiling(outputs=8, inputs=32, warps=4, stages=1, dot=False)
 AHEAD = replace(VECTOR, ahead=True)

@@ -9,14 +9,15 @@ import torch
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.commands.profile import show
-from shallowdraft.decoding.candidate import Candidate
-from shallowdraft.decoding.timing import MachineState
 from shallowdraft.errors import RecordError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
-from shallowdraft.profiling.latency import KIND, Point, read_profile, require_machine
+from shallowdraft.profiling.measure import require_machine
 from shallowdraft.records import Records
 from shallowdraft.replay import trace
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.machine_state import MachineState
+from shallowdraft.runs.profile import KIND, Point, read_profile
 from shallowdraft.shapes.notation import parse_shape
 
 

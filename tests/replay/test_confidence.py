@@ -7,12 +7,13 @@ import pytest
 
 import shallowdraft as sd
 from shallowdraft.cli import main
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models import zoo
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts
 from shallowdraft.replay.confidence import replay_confidences
-from shallowdraft.replay.trace import Trace, read_trace, record
+from shallowdraft.replay.recording import record
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Trace, read_trace
 from shallowdraft.shapes.notation import parse_shape
 
 CONFIDENCES = (0.0, 0.15, 0.4, 0.7, 1.0)

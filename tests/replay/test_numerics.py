@@ -8,14 +8,15 @@ import torch
 from conftest import random_heads
 
 import shallowdraft as sd
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.errors import NumericsError
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
-from shallowdraft.replay.medusa import replay_heads
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.skip import replay_skips
-from shallowdraft.replay.trace import Output, Trace, vocabulary
+from shallowdraft.replay.medusa import replay_medusa
+from shallowdraft.replay.model import replay_model
+from shallowdraft.replay.skip import replay_skip
 from shallowdraft.replay.tree import replay_trees
+from shallowdraft.replay.vocabulary import vocabulary
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Output, Trace
 from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.accuracy import Question, score
 
@@ -28,13 +29,13 @@ def of_question(model: sd.Model, trace: Trace, folder: Path) -> None:
 
 
 READERS: dict[str, Callable[[sd.Model, Trace, Path], object]] = {
-    "acceptance": lambda model, trace, _: replay(model, trace),
-    "drawn acceptance": lambda model, trace, _: replay(
+    "acceptance": lambda model, trace, _: replay_model(model, trace),
+    "drawn acceptance": lambda model, trace, _: replay_model(
         model, Trace(trace.target, trace.vocabulary, Sampling(1.0), trace.outputs)
     ),
     "trees": lambda model, trace, _: replay_trees(model, trace, (4,)),
-    "heads": lambda model, trace, _: replay_heads(model, random_heads(model, 2), "heads", trace, (4,)),
-    "skip": lambda model, trace, folder: replay_skips(model, (0, 1), trace, (3,), folder / "skips.jsonl"),
+    "heads": lambda model, trace, _: replay_medusa(model, random_heads(model, 2), "heads", trace, (4,)),
+    "skip": lambda model, trace, folder: replay_skip(model, (0, 1), trace, (3,), folder / "skips.jsonl"),
     "accuracy": of_question,
 }
 
@@ -60,4 +61,4 @@ def test_heads_that_are_no_numbers(tmp_path: Path):
     heads = random_heads(model, 2)
     heads.outer.data[0] = float("nan")
     with pytest.raises(NumericsError, match="target target or its heads"):
-        replay_heads(model, heads, "heads", trace, (4,))
+        replay_medusa(model, heads, "heads", trace, (4,))

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 import shallowdraft as sd
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
 from shallowdraft.prompts import Prompt
-from shallowdraft.replay.trace import Output, read_trace, record
+from shallowdraft.replay.recording import record
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Output, read_trace
 from shallowdraft.shapes.shape import ModelShape
 
 SHAPE = ModelShape(2, 32, 2, 48, 320, context=96)

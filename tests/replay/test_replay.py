@@ -11,15 +11,17 @@ from transformers import PreTrainedTokenizerFast
 
 import shallowdraft as sd
 from shallowdraft import cost
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.models.tree import Tree
 from shallowdraft.models.vocabulary import compare
 from shallowdraft.prompts import Prompt
 from shallowdraft.replay.iterations import iterations_of
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.trace import Trace, fits, read_trace, record, vocabulary
+from shallowdraft.replay.model import replay_model
+from shallowdraft.replay.recording import record
 from shallowdraft.replay.tree import replay_trees
+from shallowdraft.replay.vocabulary import fits, vocabulary
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Trace, read_trace
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape
 
@@ -51,7 +53,7 @@ def test_greedy_replay_is_the_engines_count_iteration_by_iteration(
     decoder.load_state_dict(random_state(draft))
     draft = replace(draft, decoder=decoder.pack())
     trace = trace_of(target, PROMPTS, tmp_path / "trace.jsonl", max_new_tokens=40)
-    found = replay(draft, trace)
+    found = replay_model(draft, trace)
     for lookahead in range(1, 13):
         live = [
             sd.generate(target, output.prompt, draft=draft, lookahead=lookahead, max_new_tokens=40)
@@ -97,7 +99,7 @@ def test_sampled_replay_is_what_live_runs_give_on_average(
     outputs = sd.generate(target, [[1, 2, 3]] * RECORDED, max_new_tokens=LENGTH, **law, seed=7)
     # through a file, as a user would
     trace = recorded(target, [run.token_ids for run in outputs], Sampling(**law), tmp_path)
-    found = replay(draft, trace)
+    found = replay_model(draft, trace)
     inverted = replace(found, accepted=[inverse(row) for row in found.accepted])  # as if p and q had been swapped
     for lookahead in (1, 3, 6):
         runs = sd.generate(
@@ -120,8 +122,11 @@ def inverse(accepted: np.ndarray) -> np.ndarray:
 def recorded(target: sd.Model, outputs: list[list[int]], sampling: Sampling, folder: Path) -> Trace:
     from dataclasses import asdict
 
+    from shallowdraft.replay.trace import _likelihoods
+
     from shallowdraft.records import Records
-    from shallowdraft.replay.trace import KIND, Output, _likelihoods, vocabulary
+    from shallowdraft.replay.vocabulary import vocabulary
+    from shallowdraft.runs.trace import KIND, Output
 
     about = {
         "target": "t",

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 import shallowdraft as sd
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.replay.iterations import iterations_of
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.trace import Trace, read_trace, record
+from shallowdraft.replay.model import replay_model
+from shallowdraft.replay.recording import record
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Trace, read_trace
 
 pytestmark = pytest.mark.skipif(not zoo.names(), reason="the zoo is not built")
 
@@ -25,7 +26,7 @@ def recorded(target: sd.Model, count: int, path: Path) -> Trace:
 
 def compare(target: sd.Model, name: str, trace: Trace, lookaheads: list[int]) -> None:
     draft = sd.load_draft(f"zoo:{name}")
-    found = replay(draft, trace)
+    found = replay_model(draft, trace)
     for lookahead in lookaheads:
         stats = []
         for row, output in enumerate(trace.outputs):

@@ -8,16 +8,16 @@ import torch
 from test_replay_live import recorded
 
 import shallowdraft as sd
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.errors import OptionError
 from shallowdraft.models import zoo
 from shallowdraft.models.heads import Heads, fresh_heads
-from shallowdraft.replay.medusa import replay_heads
-from shallowdraft.replay.ngram import replay_copies
+from shallowdraft.replay.medusa import replay_medusa
+from shallowdraft.replay.ngram import replay_ngram
 from shallowdraft.replay.result import Counted
-from shallowdraft.replay.skip import replay_skips
-from shallowdraft.replay.trace import Trace
+from shallowdraft.replay.skip import replay_skip
 from shallowdraft.replay.tree import replay_trees
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Trace
 
 pytestmark = pytest.mark.skipif(not zoo.names(), reason="the zoo is not built")
 
@@ -61,16 +61,16 @@ def compare(target: sd.Model, found: Counted, options: dict[str, object]) -> Non
 
 
 def test_copied_text(target: sd.Model, trace: Trace):
-    found = replay_copies(trace, (1, 3, 8))
+    found = replay_ngram(trace, (1, 3, 8))
     compare(target, found, {"drafter": "ngram"})
     assert max(found.tar().values()) > 1.1
-    whole = replay_copies(trace, (3,), whole=True)  # as on a GPU
+    whole = replay_ngram(trace, (3,), whole=True)  # as on a GPU
     assert whole.tar()[3] >= found.tar()[3]
     assert list(whole.proposed(3)) == [3]
 
 
 def test_heads(target: sd.Model, trace: Trace, heads: Heads):
-    found = replay_heads(target, heads, "heads", trace, (2, 9))
+    found = replay_medusa(target, heads, "heads", trace, (2, 9))
     compare(target, found, {"drafter": "medusa", "heads": heads})
     assert found.tar()[9] > 1.05
 
@@ -82,24 +82,24 @@ def test_trees(target: sd.Model, trace: Trace):
 
 def test_skipped_parts_and_that_they_are_tried_once(target: sd.Model, trace: Trace, tmp_path: Path, monkeypatch):
     path = tmp_path / "skips.jsonl"
-    found = replay_skips(target, SKIPS, trace, (1, 4), path)
+    found = replay_skip(target, SKIPS, trace, (1, 4), path)
     compare(target, found, {"drafter": "skip", "skips": SKIPS})
     assert found.tar()[4] > 2
     monkeypatch.setattr("shallowdraft.replay.skip.drafted_right", None)
-    again = replay_skips(target, SKIPS, trace, (2, 4), path)
+    again = replay_skip(target, SKIPS, trace, (2, 4), path)
     assert again.tar()[4] == found.tar()[4]
     with pytest.raises(TypeError):
-        replay_skips(target, SKIPS, trace, (5,), path)  # what was tried is too short
+        replay_skip(target, SKIPS, trace, (5,), path)  # what was tried is too short
 
 
 def test_a_trace_that_was_sampled_is_refused(target: sd.Model, trace: Trace):
     drawn = Trace(trace.target, trace.vocabulary, Sampling(1.0), trace.outputs)
     with pytest.raises(OptionError, match="was sampled"):
-        replay_copies(drawn, (1,))
+        replay_ngram(drawn, (1,))
 
 
 def test_figures_are_those_of_iterations(trace: Trace):
-    found = replay_copies(trace, (1, 4))
+    found = replay_ngram(trace, (1, 4))
     said = found.to_json()
     emitted = sum(len(output.output) - 1 for output in trace.outputs)
     assert said["tar"][4] == pytest.approx(emitted / sum(map(len, found.iterations(4))))

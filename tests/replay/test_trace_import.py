@@ -7,7 +7,7 @@ import pytest
 
 from shallowdraft.cli import main
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.replay.trace import read_trace
+from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.notation import parse_shape
 
 

@@ -8,12 +8,12 @@ from test_replay_live import recorded
 
 import shallowdraft as sd
 from shallowdraft.cli import main
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.errors import OptionError
 from shallowdraft.models.tree import Tree
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.trace import Trace
+from shallowdraft.replay.model import replay_model
 from shallowdraft.replay.tree import Ranks, replay_ranks
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Trace
 
 CHAIN = Tree((0, 1, 2))
 
@@ -35,7 +35,7 @@ def test_every_iteration_of_a_tree_is_known(trace):
             live = sd.generate(target, output.prompt, **options)
             assert live.token_ids == output.output
             assert live.accepted_by_iteration == kept
-    assert found.tar(CHAIN) == pytest.approx(replay(draft, trace[1]).tar()[3])
+    assert found.tar(CHAIN) == pytest.approx(replay_model(draft, trace[1]).tar()[3])
     assert found.tar(chosen) > found.tar(CHAIN)
 
 

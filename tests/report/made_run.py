@@ -6,10 +6,10 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from shallowdraft.bench.levels import KIND
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.records import Record, Records
 from shallowdraft.report.reading import FILES
+from shallowdraft.runs.servers import KIND
 
 TARGET = "made/target"
 

@@ -11,7 +11,6 @@ import pytest
 import vl_convert
 from made_run import make_run, make_server
 
-from shallowdraft.bench.levels import KIND
 from shallowdraft.cli import main
 from shallowdraft.commands.study import StudyCommand
 from shallowdraft.errors import RecordError
@@ -22,6 +21,7 @@ from shallowdraft.report.page import make, render
 from shallowdraft.report.reading import read_run
 from shallowdraft.report.run import label
 from shallowdraft.report.sections.improvement import lags
+from shallowdraft.runs.servers import KIND
 
 CHARTS = {
     "speed-up", "prediction", "throughput", "sets", "lookahead", "position", "time", "waterfall", "required", "extra",

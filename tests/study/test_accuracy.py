@@ -111,9 +111,9 @@ def test_what_may_be_said():
     able = {"a": scored(0.5, 0.4, 3.0), "b": scored(0.4, 0.3, 2.0), "c": scored(0.3, 0.2, 1.0)}
     assert claim(able, tars).of_accuracy == pytest.approx(-1)
     assert claim(able, tars).of_loss == pytest.approx(1)
-    guessing = {name: scored(one.accuracy.value, 0.2, one.loss) for name, one in able.items()}
-    assert claim(guessing, tars).of_accuracy is None
-    assert "cannot be tested" in claim(guessing, tars).statement
+    medusa_proposer = {name: scored(one.accuracy.value, 0.2, one.loss) for name, one in able.items()}
+    assert claim(medusa_proposer, tars).of_accuracy is None
+    assert "cannot be tested" in claim(medusa_proposer, tars).statement
     assert claim({"a": able["a"]}, tars).of_loss is None
 
 

@@ -18,7 +18,7 @@ from shallowdraft.cli import main
 from shallowdraft.errors import ClusterError, OptionError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import load_prompts
-from shallowdraft.replay.trace import read_trace
+from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import proposers
 from shallowdraft.study.cluster import Cluster, Here
@@ -134,7 +134,7 @@ def test_a_study_loses_nothing_with_a_worker(address: str, tmp_path: Path):
 
     target, drafts = sd.load("zoo:target"), [sd.load_draft(name) for name in ("zoo:4x128", "zoo:2x192")]
     plan = Plan([("zoo", prompt) for prompt in load_prompts("zoo")[:3]], [2], 16, rounds=1, live=0)
-    made = [proposers.drafting_model(draft) for draft in drafts]
+    made = [proposers.model_proposer(draft) for draft in drafts]
     fatal = [mortal(made[0], tmp_path / "died"), made[1]]
     found = {}
     for name, of_run, executor in (("here", made, None), ("cluster", fatal, Cluster(address))):

@@ -18,9 +18,9 @@ from shallowdraft.cli import main
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.portable import require_portable
-from shallowdraft.profiling.latency import KIND, read_profile
 from shallowdraft.profiling.latency_model import LatencyLaw, layer_weights, trial_shapes
 from shallowdraft.records import Records
+from shallowdraft.runs.profile import KIND, read_profile
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study.design import design, enumerate_shapes
 from shallowdraft.study.search import choose_candidates, plan_rungs

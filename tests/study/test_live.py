@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from shallowdraft.decoding.candidate import Candidate
-from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.timing import MachineState
 from shallowdraft.profiling import latency
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.result import Counted
-from shallowdraft.replay.trace import Output, Trace
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.machine_state import MachineState
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Output, Trace
 from shallowdraft.study import live
-from shallowdraft.study.forecast import forecast_at
+from shallowdraft.study.forecast import forecast_in_states
 from shallowdraft.study.live import AGAIN, KIND, LiveRuns, measured, run_live
 
 SMALL, LARGE, COPIES = Candidate("1x256", 1), Candidate("4x128", 1), Candidate("", 8, "ngram")
@@ -85,7 +85,7 @@ def test_predictions_are_for_the_states_of_runs_that_count(tmp_path: Path):
     replayed = Counted("1x256", trace, {1: SMALL}, {1: [[ITERATIONS]] * 6}, {1: [[1]] * 6})
     states = said(tmp_path / "stalled", stalled_on_4(), outputs()).by_way[SMALL].states
     assert set(states) == {("zoo", f"books-{at}") for at in (0, 1, 2, 3, 5)}
-    assert forecast_at(replayed, profile, 1, states).break_even_tar > 1
+    assert forecast_in_states(replayed, profile, 1, states).break_even_tar > 1
 
 
 def test_a_run_that_was_taken_again_counts_as_it_was_then(tmp_path: Path):

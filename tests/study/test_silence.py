@@ -15,22 +15,25 @@ import shallowdraft as sd
 from shallowdraft import cost
 from shallowdraft.cli import main
 from shallowdraft.cost import Silence
-from shallowdraft.decoding.candidate import Candidate, drafting
-from shallowdraft.decoding.timing import MachineState, time_beside_plain
+from shallowdraft.decoding.candidate import draft_options
+from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.errors import RecordError
 from shallowdraft.export.advice import advise
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
-from shallowdraft.profiling.latency import KIND, Profile, measure, points, read_profile
+from shallowdraft.profiling.measure import all_points, measure
 from shallowdraft.records import Records
-from shallowdraft.replay.model import replay
+from shallowdraft.replay.model import replay_model
 from shallowdraft.replay.result import Replay
-from shallowdraft.replay.trace import Trace, read_trace
 from shallowdraft.replay.tree import replay_trees
 from shallowdraft.report.page import page_of
 from shallowdraft.report.reading import read_run
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.machine_state import MachineState
+from shallowdraft.runs.profile import KIND, Profile, read_profile
+from shallowdraft.runs.trace import Trace, read_trace
 from shallowdraft.shapes.notation import parse_shape
-from shallowdraft.study.forecast import forecast, forecast_at
+from shallowdraft.study.forecast import forecast, forecast_in_states
 
 CONTEXTS = {"target": 512, "draft": 256, "tiny": 20}
 LENGTHS = (30, 180, 232, 300, 400)  # tokens of prompts: far from 256, before it, across, behind
@@ -91,7 +94,7 @@ def test_replay_knows_the_iterations_in_which_a_draft_is_silent(
     models: dict[str, sd.Model], trace: Trace, drafter: str, size: int
 ):
     draft = models["draft"]
-    found = replay(draft, trace) if drafter == "model" else replay_trees(draft, trace, [size])
+    found = replay_model(draft, trace) if drafter == "model" else replay_trees(draft, trace, [size])
     depth, nodes = found.candidate(size).lookahead, size
     runs = live(models["target"], draft, found, size)
     assert found.proposed(size).keys() == {depth, 0}
@@ -114,7 +117,7 @@ def test_replay_knows_the_iterations_in_which_a_draft_is_silent(
 
 
 def test_a_draft_that_has_room_is_never_silent(models: dict[str, sd.Model], trace: Trace):
-    found = replay(models["target"], trace)
+    found = replay_model(models["target"], trace)
     assert found.silence(5) is None
     assert found.to_json()["silence"] == {}
 
@@ -142,7 +145,7 @@ def plain_s(context: float) -> float:
 def test_where_a_draft_is_silent_plain_decoding_is_predicted(models: dict[str, sd.Model], trace: Trace, tmp_path: Path):
     """Time by time what live iterations would take: 1.8 plain tokens each that drafts, and one each that does not."""
     draft, size = models["draft"], 4
-    found = replay(draft, trace)
+    found = replay_model(draft, trace)
     profile = written(tmp_path / "profile", draft.name)
     spent = usual = 0.0
     for output, run in zip(trace.outputs, live(models["target"], draft, found, size), strict=True):
@@ -155,14 +158,14 @@ def test_where_a_draft_is_silent_plain_decoding_is_predicted(models: dict[str, s
     assert made.speed_up == pytest.approx(usual / spent, rel=0.02)
     assert made.silence == found.silence(size)
     states = {output.key[:2]: [MachineState(plain_s(len(output.prompt) + NEW_TOKENS / 2))] for output in trace.outputs}
-    beside = forecast_at(found, profile, size, states)
+    beside = forecast_in_states(found, profile, size, states)
     assert beside.speed_up == pytest.approx(usual / spent, rel=0.02)
     assert beside.tar == pytest.approx(made.tar)
 
 
 def test_a_draft_that_is_silent_everywhere_changes_nothing(models: dict[str, sd.Model], trace: Trace, tmp_path: Path):
     draft = models["tiny"]
-    made = forecast(replay(draft, trace), written(tmp_path / "profile", draft.name), [4])[4]
+    made = forecast(replay_model(draft, trace), written(tmp_path / "profile", draft.name), [4])[4]
     assert made.speed_up == pytest.approx(1.0)
     assert made.verdict == "makes no difference at lookahead 4; break-even is at TAR 1.00, it has 1.00"
     assert made.silence == Silence(17, 1.0, 1.0)
@@ -173,7 +176,7 @@ def test_a_slow_draft_cannot_pay_where_it_drafts_however_much_it_is_silent(
 ):
     """Each iteration that drafts takes 5.8 plain tokens and yields 5 at most."""
     profile = written(tmp_path / "profile", "slow", draft_s=4.5)
-    made = forecast(replay(sd.Model("slow", models["draft"].decoder), trace, fits=True), profile, [4])[4]
+    made = forecast(replay_model(sd.Model("slow", models["draft"].decoder), trace, fits=True), profile, [4])[4]
     assert made.break_even_tar < 5
     assert not made.reachable
     assert made.verdict.startswith("cannot pay")
@@ -190,7 +193,7 @@ def test_samples_in_which_a_draft_was_silent_are_no_times(models: dict[str, sd.M
         f"{path}: 2 samples at contexts 256 are left out: {draft.name} drafted nothing there, its own being full; "
         f"time it at shorter ones: profile --draft {draft.name} --contexts"
     ]
-    speeds = [forecast(replay(draft, trace), one, [4])[4].speed_up for one in (found, wanted)]
+    speeds = [forecast(replay_model(draft, trace), one, [4])[4].speed_up for one in (found, wanted)]
     assert speeds[0] == speeds[1]
     with pytest.raises(RecordError, match=r"holds no measurement; .*drafted nothing"):
         written(tmp_path / "nothing", draft.name, (256,), draft_s=0.0)
@@ -214,7 +217,7 @@ def test_a_profile_is_taken_where_models_have_room(folder: Path, tmp_path: Path,
     assert f"{draft} is timed at contexts 64 247: it has one of 256 tokens" in said
     profile = read_profile(Path(out))
     candidates = [Candidate.with_draft(sd.load_draft(draft), lookahead) for lookahead in (1, 8)]
-    assert set(profile.samples) == set(points(candidates, [64, 247], [1]))
+    assert set(profile.samples) == set(all_points(candidates, [64, 247], [1]))
     assert profile.notes == []
     assert all(row["draft_s"] > 0 for rows in profile.samples.values() for row in rows)
     assert main(["predict", "--trace", str(folder / "trace.jsonl"), "--profile", out, "--json"]) == 0
@@ -270,8 +273,8 @@ def test_an_interrupted_profile_says_so_until_it_is_whole(
     target, draft, path = models["target"], models["draft"], tmp_path / "profile"
     name = str(folder / "draft")
     monkeypatch.setattr(sys, "argv", ["shallowdraft", "profile", "--draft", name])
-    wanted = points([Candidate(name, d) for d in (1, 4)], [64], [1])
-    steps = measure(target, drafting({name: draft}), wanted, path, 2)
+    wanted = all_points([Candidate(name, d) for d in (1, 4)], [64], [1])
+    steps = measure(target, draft_options({name: draft}), wanted, path, 2)
     list(islice(steps, 1))  # of two rounds
     steps.close()
     (note,) = read_profile(path).notes
@@ -282,7 +285,7 @@ def test_an_interrupted_profile_says_so_until_it_is_whole(
     assert main(["predict", "--trace", str(folder / "trace.jsonl"), "--profile", str(path)]) == 0
     assert "6 of 12 samples are missing" in capsys.readouterr().err
     lines = path.read_text()
-    list(measure(target, drafting({name: draft}), wanted, path, 2))
+    list(measure(target, draft_options({name: draft}), wanted, path, 2))
     assert path.read_text().startswith(lines)
     assert read_profile(path).notes == []
     assert {len(rows) for rows in read_profile(path).samples.values()} == {2 * latency.TURNS}

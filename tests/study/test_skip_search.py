@@ -8,10 +8,10 @@ import pytest
 
 import shallowdraft as sd
 from shallowdraft.cli import main
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
 from shallowdraft.prompts import Prompt
-from shallowdraft.replay.trace import record
+from shallowdraft.replay.recording import record
+from shallowdraft.runs.sampling import Sampling
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import skip_search
 from shallowdraft.study.skip_search import TIMED, Costs, read_trials, uniform_skips

@@ -19,19 +19,19 @@ from conftest import random_heads
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.commands.study import parse_lookaheads
-from shallowdraft.decoding.candidate import Candidate
-from shallowdraft.decoding.sampling import Sampling
-from shallowdraft.decoding.timing import MachineState
 from shallowdraft.errors import OptionError
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.result import Counted
-from shallowdraft.replay.trace import Output, Trace, read_trace
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.machine_state import MachineState
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Output, Trace, read_trace
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import live
-from shallowdraft.study.forecast import forecast, forecast_at
+from shallowdraft.study.forecast import forecast, forecast_in_states
 from shallowdraft.study.live import measured
 
 
@@ -278,7 +278,7 @@ def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
     one = forecast(found, latency.read_profile(tmp_path / "p"))[3]
     assert one.tar == 2.0
     assert asdict(one.iteration) == pytest.approx({"draft_s": 0.1, "verify_s": (1.6 + 1.0) / 2, "other_s": 0.1})
-    beside = forecast_at(found, latency.read_profile(tmp_path / "p"), 3, {("few", "0"): [MachineState(1.0)]})
+    beside = forecast_in_states(found, latency.read_profile(tmp_path / "p"), 3, {("few", "0"): [MachineState(1.0)]})
     assert beside.iteration.total_s == pytest.approx(one.iteration.total_s)
 
 

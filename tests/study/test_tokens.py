@@ -13,11 +13,11 @@ from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import latency, latency_model
 from shallowdraft.records import Records
 from shallowdraft.replay import trace
-from shallowdraft.replay.trace import Output
 from shallowdraft.report.reading import FILES, RANDOM
+from shallowdraft.runs.replays import KIND as REPLAYS
+from shallowdraft.runs.trace import Output
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import live
-from shallowdraft.study.study import REPLAYS
 from shallowdraft.study.tokens import KIND, _pieces, _spelled, sources
 
 

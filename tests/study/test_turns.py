@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from shallowdraft.decoding import timing
-from shallowdraft.decoding.candidate import Candidate, drafting
+from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.decoding.generate import Run, generate
 from shallowdraft.decoding.options import Options, Settings
 from shallowdraft.decoding.results import Generation
 from shallowdraft.models.synthetic import Pair, make_pair
 from shallowdraft.profiling import latency
 from shallowdraft.records import Records
-from shallowdraft.replay.trace import Output
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.trace import Output
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import live
 from shallowdraft.study.live import KIND, run_live
@@ -60,7 +61,7 @@ class Watch:
         return generate(target, prompt, **options)
 
     def run(self, rounds: int = 2) -> Iterator[int]:
-        proposers = drafting({"draft": self.synthetic.draft})
+        proposers = draft_options({"draft": self.synthetic.draft})
         given = {"max_new_tokens": 6, "rounds": rounds, "about": {}}
         return run_live(self.synthetic.target, proposers, WAYS, self.outputs, self.path, **given)
 
@@ -138,7 +139,7 @@ def test_ways_of_a_profile_take_turns_in_drawn_orders_and_are_written_together(
 
     monkeypatch.setattr(timing, "_endless", endless)
     monkeypatch.setattr(Run, "rewind", watched)
-    proposers = {whose: Options(**options) for whose, options in drafting({"draft": synthetic.draft}).items()}
+    proposers = {key: Options(**options) for key, options in draft_options({"draft": synthetic.draft}).items()}
     wanted = latency.points(WAYS, [8], [1])
     list(latency.measure(synthetic.target, proposers, wanted, path, 2))
     each = 1 + latency.TURNS * (1 + 2 * len(WAYS))  # of a round: the one that counts for nothing, and the turns

@@ -5,94 +5,24 @@ are the tokens of the answered requests over the sum of their shares. If no requ
 seconds in which any request was under way.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shallowdraft.errors import RecordError
-from shallowdraft.files import Count, Range, Seconds, Size, require_fields
 from shallowdraft.intervals import bootstrap
-from shallowdraft.records import Record, Records
+from shallowdraft.records import Record
+from shallowdraft.runs.servers import RequestKey, read_requests
+from shallowdraft.runs.trace import PromptKey
 
-KIND = "requests of a server"
-
-CounterIncrease = Annotated[float, Range(-1e15, 1e15)]
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
 Draws = NDArray[np.int64]
 """Numbers of prompts, drawn with replacement [resamples, prompts]."""
-PromptKey = tuple[str, str]
-"""The set and id of a prompt."""
-RequestKey = tuple[int, str, str]
-"""The round of a request, and the set and id of its prompt."""
-
-
-class BenchSettings(TypedDict):
-    """The first line's description of the requests and the server."""
-
-    max_tokens: Count
-    temperature: float
-    chat: bool
-    draft: NotRequired[str | None]
-    lookahead: NotRequired[Size | None]
-    model_digest: NotRequired[str]
-    draft_digest: NotRequired[str]
-
-
-class _SpeculationCounts(TypedDict):
-    """A server's counts of speculation, of a request or over all requests of a concurrency."""
-
-    num_spec_steps: CounterIncrease
-    num_draft_tokens: CounterIncrease
-    num_accepted_draft_tokens: CounterIncrease
-    recent_tar: NotRequired[float | None]
-
-
-class _FailedRequest(TypedDict):
-    """A request that failed."""
-
-    concurrency: Size
-    round: Count
-    set: str
-    id: str
-    error: str
-
-
-class _AnsweredRequest(TypedDict):
-    """A request that was answered."""
-
-    concurrency: Size
-    in_run: Count
-    round: Count
-    set: str
-    id: str
-    arrivals_s: list[Seconds]
-    total_s: Seconds
-    share_s: Seconds
-    tokens: Count
-    speculation: _SpeculationCounts | None
-
-
-class _LevelCounters(TypedDict):
-    """The server's counters over all requests of a concurrency."""
-
-    concurrency: Size
-    counters: _SpeculationCounts
-
-
-def read_requests(path: Path) -> Iterator[Record]:
-    """Yield the records of a file: answered requests, failed ones, and counters of a concurrency."""
-    for where, row in Records.read(path, KIND).placed():
-        fields = _AnsweredRequest if "tokens" in row else _FailedRequest if "error" in row else _LevelCounters
-        require_fields(row, fields, where, RecordError)
-        if row.get("arrivals_s") == []:
-            raise RecordError(f"{where}: arrivals_s is empty; it holds at least the time of the end")
-        yield row
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from shallowdraft.bench.endpoint import Counters, Endpoint
-from shallowdraft.bench.levels import KIND, read_requests
 from shallowdraft.errors import RecordError, ServerError
 from shallowdraft.files import read_lines
 from shallowdraft.identity import folder_digest
 from shallowdraft.models import zoo
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import DIGEST, Record, Records
+from shallowdraft.runs.servers import KIND, read_requests
 
 WARM_UP = Prompt("", "", "Hello")
 

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -12,7 +12,7 @@ from shallowdraft.commands.options import DraftCommand, Name, Number, require_de
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
-    from shallowdraft.study.accuracy import Claim, Score
+    from shallowdraft.runs.accuracy import AccuracyResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,18 @@ class AccuracyCommand(DraftCommand):
     """At which TAR is taken."""
     limit: Number = None
     """At most so many questions of each set."""
+    out: Name = None
+    """Folder of a run: the result is written to OUT/accuracy.json, which `report` shows."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print {"drafts": [{"name", "tar", "sets": {…}}, …], "claims": {set: {…}}}."""
 
     def run(self) -> int:
         from shallowdraft.commands.progress import follow
-        from shallowdraft.replay.model import replay
-        from shallowdraft.replay.trace import read_trace
-        from shallowdraft.study.accuracy import Score, claim, load_questions, score
+        from shallowdraft.replay.model import replay_model
+        from shallowdraft.runs.accuracy import AccuracyResult, DraftScores, TaskScore, write_accuracy
+        from shallowdraft.runs.folder import RunFolder
+        from shallowdraft.runs.trace import read_trace
+        from shallowdraft.study.accuracy import claim, load_questions, score
 
         if not self.draft or not 1 <= self.lookahead <= 32 or (self.limit is not None and self.limit < 1):
             raise OptionError("give --draft with one or more checkpoints, --lookahead from 1 to 32, --limit from 1 up")
@@ -48,62 +52,51 @@ class AccuracyCommand(DraftCommand):
         require_decoder_only(*self.draft)
         trace = read_trace(Path(self.trace)) if self.trace else None
         questions = {name: load_questions(name, self.limit) for name in self.sets}
-        scores: dict[str, dict[str, Score]] = {name: {} for name in self.sets}
-        tars: dict[str, float] = {}
+        scores: list[DraftScores] = []
 
         def steps() -> Iterator[int]:
             done = 0
             for name in self.draft:
                 draft = self.load_draft(name)
-                if trace:
-                    tars[name] = replay(draft, trace).tar()[self.lookahead]
-                for of_set, asked in questions.items():
-                    for one in score(draft, asked):
-                        if isinstance(one, Score):
-                            scores[of_set][name] = one
+                tar = replay_model(draft, trace).tar()[self.lookahead] if trace else None
+                tasks: dict[str, TaskScore] = {}
+                for task, asked in questions.items():
+                    for step in score(draft, asked):
+                        if isinstance(step, TaskScore):
+                            tasks[task] = step
                         else:
-                            yield done + one
+                            yield done + step
                     done += len(asked)
+                scores.append(DraftScores(name, tar, tasks, draft.digest))
 
         follow("asking", steps(), len(self.draft) * sum(map(len, questions.values())))
-        claims = {name: claim(found, tars) for name, found in scores.items()} if tars else {}
+        claims = {task: claim(task, scores) for task in questions} if trace else {}
+        about = (trace.target, trace.target_digest) if trace else ("", None)
+        result = AccuracyResult(tuple(scores), claims, self.lookahead, *about)
+        if self.out is not None:
+            write_accuracy(RunFolder(Path(self.out)).accuracy, result)
         if self.json_output:
-            print(json.dumps(as_json(scores, tars, claims)))
+            print(json.dumps(result.to_json()))
         else:
-            show(scores, tars, claims, self.lookahead)
+            show(result)
         return 0
 
 
-def as_json(
-    scores: "dict[str, dict[str, Score]]", tars: dict[str, float], claims: "dict[str, Claim]"
-) -> dict[str, Any]:
-    names = list(dict.fromkeys(name for found in scores.values() for name in found))
-    return {
-        "drafts": [
-            {
-                "name": name,
-                "tar": tars.get(name),
-                "sets": {of_set: asdict(found[name]) for of_set, found in scores.items()},
-            }
-            for name in names
-        ],
-        "claims": {of_set: asdict(one) | {"statement": one.statement} for of_set, one in claims.items()},
-    }
-
-
-def show(
-    scores: "dict[str, dict[str, Score]]", tars: dict[str, float], claims: "dict[str, Claim]", lookahead: int
-) -> None:
+def show(result: "AccuracyResult") -> None:
     from shallowdraft.commands.tables import new_table, table_console
 
     console = table_console()
-    for of_set, found in scores.items():
-        chance = next(iter(found.values())).accuracy.chance
-        columns = ("draft", "accuracy", "by the character", "loss", *([f"TAR at {lookahead}"] if tars else []))
-        table = new_table(*columns, title=f"{of_set}; chance {chance:.0%}")
-        for name, one in found.items():
-            cells = [f"{x.value:.1%} ({x.interval[0]:.1%}–{x.interval[1]:.1%})" for x in (one.accuracy, one.normalised)]
-            table.add_row(name, *cells, f"{one.loss:.3f}", *([f"{tars[name]:.2f}"] if tars else []))
+    for task in result.drafts[0].sets:
+        chance = result.drafts[0].sets[task].accuracy.chance
+        with_tar = [f"TAR at {result.lookahead}"] if result.claims else []
+        table = new_table(
+            "draft", "accuracy", "by the character", "loss", *with_tar, title=f"{task}; chance {chance:.0%}"
+        )
+        for draft in result.drafts:
+            score = draft.sets[task]
+            shares = [share for share in (score.accuracy, score.normalised) if share]
+            cells = [f"{x.value:.1%} ({x.interval[0]:.1%}–{x.interval[1]:.1%})" for x in shares]
+            table.add_row(draft.name, *cells, f"{score.loss:.3f}", *([f"{draft.tar:.2f}"] if draft.tar else []))
         console.print(table)
-        if of_set in claims:
-            console.print(f"{of_set}: {claims[of_set].statement}", soft_wrap=True)
+        if task in result.claims:
+            console.print(f"{task}: {result.claims[task].statement}", soft_wrap=True)

@@ -15,9 +15,9 @@ from shallowdraft.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shallowdraft.profiling.latency import Profile
     from shallowdraft.profiling.latency_model import LatencyLaw
     from shallowdraft.records import Record
+    from shallowdraft.runs.profile import Profile
     from shallowdraft.shapes.shape import ModelShape
     from shallowdraft.study.design import Design as Found
     from shallowdraft.study.design import Needed
@@ -70,8 +70,9 @@ class DesignCommand(ClusterCommand):
         from shallowdraft.identity import folder_digest
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.model import resolve_device
-        from shallowdraft.profiling.latency import read_profile, require_machine, require_target
         from shallowdraft.profiling.latency_model import fit, observations
+        from shallowdraft.profiling.measure import require_machine
+        from shallowdraft.runs.profile import read_profile
         from shallowdraft.study.design import design, enumerate_shapes
 
         if self.search and not (self.trace and self.out):
@@ -84,7 +85,7 @@ class DesignCommand(ClusterCommand):
         profile = read_profile(Path(self.profile))
         notes(profile.notes)
         require_machine(profile, resolve_device(self.device))
-        require_target(profile, self.target, folder_digest(find_folder(self.target)))
+        profile.require_target(self.target, folder_digest(find_folder(self.target)))
         names = self.parent or (self.target,)
         require_decoder_only(self.target, *names)
         target, *parents = (read_shape(find_folder(name)) for name in (self.target, *names))
@@ -120,11 +121,10 @@ class DesignCommand(ClusterCommand):
         from shallowdraft.commands import training
         from shallowdraft.commands.progress import follow
         from shallowdraft.models.model import load
-        from shallowdraft.records import Records
-        from shallowdraft.replay.trace import read_trace
+        from shallowdraft.runs.folder import RunFolder
+        from shallowdraft.runs.search import read_search
+        from shallowdraft.runs.trace import read_trace
         from shallowdraft.study.search import (
-            KIND,
-            LINE,
             Builder,
             Search,
             choose_candidates,
@@ -138,8 +138,8 @@ class DesignCommand(ClusterCommand):
         out.mkdir(parents=True, exist_ok=True)
         executor = self.executor()
         target = load(self.target, "float32", self.device, trainable=True)
-        if not (out / "profile.jsonl").exists():
-            shutil.copy(self.profile, out / "profile.jsonl")
+        if not RunFolder(out).profile.exists():
+            shutil.copy(self.profile, RunFolder(out).profile)
         goal = best.get("tokens_per_s")
         chosen = choose_candidates(parents, law, profile, context, lookaheads, goal, self.candidates, self.max_params)
         rungs = plan_rungs(len(chosen), self.tokens)
@@ -162,7 +162,7 @@ class DesignCommand(ClusterCommand):
             engine=load(self.target, self.dtype, self.device),
             load_draft=self.load_draft,
             trace=read_trace(Path(self.trace)),
-            profile=out / "profile.jsonl",
+            profile=RunFolder(out).profile,
             lookaheads=lookaheads,
             follow=follow,
             executor=executor,
@@ -172,7 +172,7 @@ class DesignCommand(ClusterCommand):
         if not (out / "draft").exists():
             shutil.rmtree(out / "draft.partial", ignore_errors=True)
             shutil.copytree(found.folder, out / "draft.partial").rename(out / "draft")
-        rows = list(Records.read(out / "search.jsonl", KIND, LINE))
+        rows = read_search(RunFolder(out).search)
         if self.json_output:
             failed = [row for row in rows if "failed" in row]
             report = {"best": best or None, "found": found.record, "draft": str(out / "draft"), "failed": failed}
@@ -184,15 +184,17 @@ class DesignCommand(ClusterCommand):
     def _best(self, profile: "Profile") -> tuple[dict[str, Any], float]:
         """The fastest of the profile's drafts, by prediction; and the trace's context."""
         from shallowdraft import cost
-        from shallowdraft.replay.model import replay
-        from shallowdraft.replay.trace import read_trace
+        from shallowdraft.replay.model import replay_model
+        from shallowdraft.runs.trace import read_trace
         from shallowdraft.study.forecast import forecast
 
         assert self.trace is not None
         self.set_threads()
         trace = read_trace(Path(self.trace))
         trace.require_target(self.target, profile.about.get("target_digest"))
-        made = {name: cost.best(forecast(replay(self.load_draft(name), trace), profile)) for name in profile.drafts}
+        made = {
+            name: cost.best(forecast(replay_model(self.load_draft(name), trace), profile)) for name in profile.drafts
+        }
         if not made:
             return {}, trace.mean_context
         name = max(made, key=lambda one: made[one].tokens_per_s)

@@ -68,8 +68,8 @@ class ExportCommand(Command):
         return 0
 
     def _advice(self) -> "Advice":
-        from shallowdraft.decoding.options import MAX_LOOKAHEAD
         from shallowdraft.export.advice import Advice, advise
+        from shallowdraft.limits import MAX_LOOKAHEAD
 
         if self.lookahead is not None:
             if self.study is not None:

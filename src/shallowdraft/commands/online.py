@@ -71,7 +71,7 @@ class OnlineCommand(ModelCommand):
         from shallowdraft.commands.record import gather
         from shallowdraft.decoding.options import Options
         from shallowdraft.records import Records
-        from shallowdraft.replay.trace import fitted
+        from shallowdraft.replay.recording import fitted
 
         if self.every < 1 or self.budget < 0:
             raise OptionError("--every is at least 1, --budget at least 0")

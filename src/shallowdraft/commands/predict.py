@@ -83,16 +83,17 @@ class PredictCommand(DraftCommand):
     def _measured(self) -> "list[Forecast]":
         from shallowdraft import cost
         from shallowdraft.commands.progress import notes
-        from shallowdraft.profiling.latency import read_profile, require_machine, require_target
-        from shallowdraft.replay.model import replay
-        from shallowdraft.replay.trace import read_trace
+        from shallowdraft.profiling.measure import require_machine
+        from shallowdraft.replay.model import replay_model
+        from shallowdraft.runs.profile import read_profile
+        from shallowdraft.runs.trace import read_trace
         from shallowdraft.study.forecast import forecast, interval
 
         assert self.trace is not None
         assert self.profile is not None
         self.set_threads()
         trace, profile = read_trace(Path(self.trace)), read_profile(Path(self.profile))
-        require_target(profile, f"{trace.target}, whose trace this is,", trace.target_digest)
+        profile.require_target(f"{trace.target}, whose trace this is,", trace.target_digest)
         notes(profile.notes)
         names = self.draft or profile.drafts
         if not names:
@@ -101,7 +102,7 @@ class PredictCommand(DraftCommand):
         for name in names:
             draft = self.load_draft(name)
             require_machine(profile, draft.device)
-            replayed = replay(draft, trace)
+            replayed = replay_model(draft, trace)
             best = cost.best(forecast(replayed, profile))
             found.append(Forecast(name, best, interval(replayed, best)))
         return sorted(found, key=lambda one: -one.prediction.tokens_per_s)
@@ -118,23 +119,9 @@ class Forecast:
 
 
 def as_json(found: Forecast) -> dict[str, Any]:
-    from dataclasses import asdict
+    from shallowdraft.runs.study import prediction_to_json
 
-    one = found.prediction
-    return {
-        "draft": found.draft,
-        "lookahead": one.lookahead,
-        "tar": one.tar,
-        "tokens_per_s": one.tokens_per_s,
-        "plain_tokens_per_s": 1 / one.plain_s,
-        "speed_up": one.speed_up,
-        "speed_up_interval": found.interval,
-        "break_even_tar": one.break_even_tar,
-        **one.iteration.to_json(),
-        "waterfall": asdict(one.waterfall),
-        "silence": asdict(one.silence) if one.silence else None,
-        "verdict": one.verdict,
-    }
+    return {"draft": found.draft, **prediction_to_json(found.prediction), "speed_up_interval": found.interval}
 
 
 def show(found: list[Forecast]) -> None:

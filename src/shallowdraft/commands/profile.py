@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shallowdraft.models.model import Model
-    from shallowdraft.profiling.latency import Point
-    from shallowdraft.profiling.latency import Profile as Measured
+    from shallowdraft.runs.profile import Point
+    from shallowdraft.runs.profile import Profile as Measured
     from shallowdraft.shapes.shape import ModelShape
 
 FEW = (2, 8)  # lookaheads at which shapes are timed
@@ -52,8 +52,9 @@ class ProfileCommand(DraftCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow, notes
-        from shallowdraft.decoding.candidate import drafting
-        from shallowdraft.profiling.latency import intend, measure, read_profile
+        from shallowdraft.decoding.candidate import draft_options
+        from shallowdraft.profiling.measure import begin, measure
+        from shallowdraft.runs.profile import read_profile
 
         if not (self.draft or self.shapes):
             raise OptionError("there is nothing to time; name a --draft, or --shapes auto")
@@ -70,10 +71,10 @@ class ProfileCommand(DraftCommand):
         held = {name: draft.shape.context for name, draft in drafts.items()}
         held |= {name: shape.context for name, shape in trials.items()}
         plan = [point for of_draft in wanted.values() for point in of_draft]
-        intend(target, {("model", name): context for name, context in held.items()}, plan, Path(self.out), self.rounds)
+        begin(target, {("model", name): context for name, context in held.items()}, plan, Path(self.out), self.rounds)
         if drafts:
             timed = [point for name in drafts for point in wanted[name]]
-            steps = measure(target, drafting(drafts), timed, Path(self.out), self.rounds)
+            steps = measure(target, draft_options(drafts), timed, Path(self.out), self.rounds)
             follow("profiling", steps, self.rounds * len(timed))
         if trials:
             self._time_shapes(target, trials, wanted)
@@ -87,9 +88,9 @@ class ProfileCommand(DraftCommand):
     ) -> "dict[str, list[Point]]":
         """Where to time each draft; says where the longest texts that it and the target read decide."""
         from shallowdraft.commands.progress import notes
-        from shallowdraft.decoding.candidate import Candidate
         from shallowdraft.models.synthetic import random_precision
-        from shallowdraft.profiling.latency import CONTEXTS, fitting, longest_context, points
+        from shallowdraft.profiling.measure import CONTEXTS, all_points, fitting, longest_context
+        from shallowdraft.runs.candidate import Candidate
 
         wanted, cut, reads = {}, {}, target.shape.context
         candidates = {name: Candidate.with_draft(draft, 1) for name, draft in drafts.items()}
@@ -104,7 +105,9 @@ class ProfileCommand(DraftCommand):
                 whose = "the target" if reads <= held else "the parent" if random else "it"
                 where = f"at contexts {' '.join(map(str, fit))}: {whose} has one of {min(reads, held):,} tokens"
                 cut["shapes are" if random else f"{name} is"] = where
-            wanted[name] = points([replace(candidate, lookahead=d) for d in lookaheads], self.contexts or fit, batches)
+            wanted[name] = all_points(
+                [replace(candidate, lookahead=d) for d in lookaheads], self.contexts or fit, batches
+            )
         notes(f"{who} timed {where}" for who, where in cut.items())
         return wanted
 
@@ -128,9 +131,9 @@ class ProfileCommand(DraftCommand):
     def _time_shapes(self, target: "Model", trials: "dict[str, ModelShape]", wanted: "dict[str, list[Point]]") -> None:
         """One after the other, so that one is in memory at a time."""
         from shallowdraft.commands.progress import follow
-        from shallowdraft.decoding.candidate import drafting
+        from shallowdraft.decoding.candidate import draft_options
         from shallowdraft.models.synthetic import random_draft
-        from shallowdraft.profiling.latency import measure
+        from shallowdraft.profiling.measure import measure
 
         size = self.rounds * sum(len(wanted[name]) for name in trials)
 
@@ -138,7 +141,7 @@ class ProfileCommand(DraftCommand):
             done = 0
             for name, shape in trials.items():
                 draft, of_shape = random_draft(name, shape, target, self.draft_dtype), wanted[name]
-                for count in measure(target, drafting({name: draft}), of_shape, Path(self.out), self.rounds):
+                for count in measure(target, draft_options({name: draft}), of_shape, Path(self.out), self.rounds):
                     yield done + count
                 done += self.rounds * len(of_shape)
 
@@ -148,15 +151,16 @@ class ProfileCommand(DraftCommand):
 def show(profile: "Measured", parent: "ModelShape") -> None:
     """Iterations of every draft, passes of the target; of shapes Figure 4 and the law."""
     from shallowdraft.commands.tables import table_console
-    from shallowdraft.profiling.latency import ANY
 
     console = table_console()
     for batch, context in sorted({(point.batch, point.context) for point in profile.samples}):
-        here = {draft: found for draft in profile.drafts if (found := profile.lookaheads_in(draft, context, batch))}
+        here = {draft: found for draft in profile.drafts if (found := profile.lookaheads_at(draft, context, batch))}
         if here:
             console.print(_iterations(profile, here, context, batch))
         passes = [(1, profile.pass_s(context, batch))]
-        passes += [(d + 1, profile.target_s(d, context, batch)) for d in profile.lookaheads_in(ANY, context, batch)]
+        passes += [
+            (d + 1, profile.verification_s(d, context, batch)) for d in profile.lookaheads_at(None, context, batch)
+        ]
         console.print(
             f"context {context}, batch {batch}: ms of the target's pass by tokens: "
             + ", ".join(f"{tokens}: {1e3 * seconds:.2f}" for tokens, seconds in passes),

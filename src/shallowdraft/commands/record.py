@@ -12,7 +12,7 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.prompts import Prompt
-    from shallowdraft.replay.trace import Output
+    from shallowdraft.runs.trace import Output
 
 FORMATS = ("completions", "tensors")
 
@@ -62,8 +62,9 @@ class RecordCommand(ModelCommand):
             return self._import(Path(self.import_file))
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
-        from shallowdraft.decoding.sampling import Sampling
-        from shallowdraft.replay.trace import read_trace, record
+        from shallowdraft.replay.recording import record
+        from shallowdraft.runs.sampling import Sampling
+        from shallowdraft.runs.trace import read_trace
 
         if self.max_new_tokens < 1 or self.samples < 1 or self.batch < 1:
             raise OptionError("--max-new-tokens, --samples and --batch must be at least 1")
@@ -91,8 +92,8 @@ class RecordCommand(ModelCommand):
         from shallowdraft.identity import folder_digest
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.vocabulary import load_tokenizer
-        from shallowdraft.replay.trace import vocabulary
         from shallowdraft.replay.trace_import import import_completions, import_tensors, write_trace
+        from shallowdraft.replay.vocabulary import vocabulary
 
         if self.import_format not in FORMATS:
             raise OptionError(f"--import-format is {self.import_format}; it must be one of {', '.join(FORMATS)}")

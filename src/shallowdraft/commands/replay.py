@@ -16,7 +16,7 @@ from shallowdraft.records import write_whole
 if TYPE_CHECKING:
     from shallowdraft.records import Record
     from shallowdraft.replay.model import ModelReplay
-    from shallowdraft.replay.trace import Trace
+    from shallowdraft.runs.trace import Trace
 
 TOLD = 5  # the lookahead of which more is said
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # lookaheads in the table; JSON has all
@@ -48,9 +48,8 @@ class ReplayCommand(ClusterCommand):
     "acceptance_rate", "drafted", "tar", …}, …]."""
 
     def run(self) -> int:
-        from shallowdraft.decoding.options import MAX_LOOKAHEAD
-        from shallowdraft.models.tree import MOST_NODES
-        from shallowdraft.replay.trace import read_trace
+        from shallowdraft.limits import MAX_LOOKAHEAD, MOST_NODES
+        from shallowdraft.runs.trace import read_trace
 
         if not self.draft:
             raise OptionError("give --draft with one or more checkpoints")
@@ -79,7 +78,7 @@ class ReplayCommand(ClusterCommand):
         if self.tree is not None:
             write_whole(Path(self.tree), json.dumps(more[self.draft[0]]["tree"]) + "\n")
         if self.json_output:
-            print(json.dumps({"drafts": [one.to_json() | more[one.draft] for one in acceptances]}))
+            print(json.dumps({"drafts": [one.record("model").to_json() | more[one.draft] for one in acceptances]}))
         elif acceptances:
             _show(acceptances)
             for name, extra in more.items():
@@ -92,7 +91,7 @@ class ReplayCommand(ClusterCommand):
     def _replay(self, trace: "Trace", name: str) -> "tuple[ModelReplay, Record] | ShallowdraftError":
         """Return a draft's acceptance, with the tree and the confidences that are wanted; or why there is none."""
         from shallowdraft.replay.confidence import replay_confidences
-        from shallowdraft.replay.model import replay
+        from shallowdraft.replay.model import replay_model
         from shallowdraft.replay.tree import replay_ranks
 
         more: "Record" = {}
@@ -105,7 +104,7 @@ class ReplayCommand(ClusterCommand):
             if self.min_confidence:
                 confident = replay_confidences(draft, trace, self.lookahead, self.min_confidence)
                 more["confidence"] = [one.to_json() for one in confident]
-            return replay(draft, trace), more
+            return replay_model(draft, trace), more
         except ShallowdraftError as error:
             return error
 

@@ -37,7 +37,8 @@ class SkipSearchCommand(ModelCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
-        from shallowdraft.replay.trace import read_trace
+        from shallowdraft.replay.vocabulary import require_vocabulary
+        from shallowdraft.runs.trace import read_trace
         from shallowdraft.study.skip_search import read_trials, search
 
         if self.trials < 1:
@@ -46,7 +47,7 @@ class SkipSearchCommand(ModelCommand):
         trace = read_trace(Path(self.trace))
         require_decoder_only(self.target)
         target = sd.load(self.target, self.dtype, self.device)
-        trace.require_vocabulary(target)
+        require_vocabulary(trace, target)
         follow("trying what to skip", search(target, trace, Path(self.out), self.trials), self.trials)
         found = read_trials(Path(self.out))
         regular = next((trial for trial in found if trial.uniform), None)

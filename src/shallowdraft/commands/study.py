@@ -14,9 +14,8 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.models.model import Model
+    from shallowdraft.runs.study import StudyResult, StudyRow
     from shallowdraft.study.proposers import Proposer
-    from shallowdraft.study.study import Row
-    from shallowdraft.study.study import Study as Found
 
 NARROW = 100  # a narrower terminal does without the times
 
@@ -97,7 +96,7 @@ class StudyCommand(ClusterCommand):
 
     def _check_drafters(self) -> None:
         """Whether each has what it needs, and nothing is given in vain."""
-        from shallowdraft.models.tree import MOST_NODES
+        from shallowdraft.limits import MOST_NODES
         from shallowdraft.replay.tree import DEEPEST
 
         chosen = set(self.drafters)
@@ -131,14 +130,14 @@ class StudyCommand(ClusterCommand):
         from shallowdraft.study import proposers
 
         def heads() -> "Proposer":
-            return proposers.guessing(target, sd.load_heads(target, self.heads), self.heads or "heads")
+            return proposers.medusa_proposer(target, sd.load_heads(target, self.heads), self.heads or "heads")
 
         alone = {
-            "ngram": lambda: proposers.copying(target),
-            "skip": lambda: proposers.skipping(target, skips),
+            "ngram": lambda: proposers.ngram_proposer(target),
+            "skip": lambda: proposers.skip_proposer(target, skips),
             "medusa": heads,
         }
-        of_draft = {"model": proposers.drafting_model, "tree": proposers.branching_model}
+        of_draft = {"model": proposers.model_proposer, "tree": proposers.tree_proposer}
         found = {name: [make()] for name, make in alone.items() if name in self.drafters}
         drafts, failed = proposers.load_drafts(target, self.load_draft, list(dict.fromkeys(self.drafts)))
         found |= {name: [make(draft) for draft in drafts] for name, make in of_draft.items() if name in self.drafters}
@@ -158,7 +157,7 @@ def parse_lookaheads(text: str) -> list[int]:
     return found
 
 
-def show(found: "Found", target: str, out: str) -> None:
+def show(found: "StudyResult", target: str, out: str) -> None:
     from shallowdraft.commands.tables import new_table, table_console
 
     console = table_console()
@@ -175,14 +174,14 @@ def show(found: "Found", target: str, out: str) -> None:
     )
     for row in found.rows:
         if row.prediction.silence:
-            console.print(f"{row.proposer.name} is {row.prediction.silence}", soft_wrap=True)
+            console.print(f"{row.name} is {row.prediction.silence}", soft_wrap=True)
     console.print(found.verdict, style="bold", soft_wrap=True)
     fall = found.rows[0].prediction.waterfall
     console.print(f"of its TAR {fall.ideal:.2f}, {fall.losses_text}: {fall.actual:.2f}x is left", soft_wrap=True)
     if found.lossless is not None:
         same, differ = "outputs with every draft are those without", "outputs differ, see live.jsonl"
         console.print(same if found.lossless else differ, style=None if found.lossless else "red")
-    left_out = [f"{row.proposer.name}: {row.disturbed}" for row in found.rows if row.disturbed]
+    left_out = [f"{row.name}: {row.disturbed}" for row in found.rows if row.disturbed]
     if found.stalled:
         left_out.append(f"the machine stalled on {', '.join(found.stalled)}: left out of what was measured")
     for said in left_out:
@@ -191,13 +190,13 @@ def show(found: "Found", target: str, out: str) -> None:
     console.print(f"records and study.json are in {out}; look at them: shallowdraft report {out}", soft_wrap=True)
 
 
-def _cells(row: "Row", *, narrow: bool) -> tuple[str, ...]:
+def _cells(row: "StudyRow", *, narrow: bool) -> tuple[str, ...]:
     one = row.prediction
-    low, high = row.interval
+    low, high = row.predicted_interval
     live = f"{row.live.speed_up:.2f}x ({row.live.interval[0]:.2f}–{row.live.interval[1]:.2f})" if row.live else ""
     times = () if narrow else (f"{one.iteration.draft_s * 1e3:.2f}", f"{one.iteration.verify_s * 1e3:.2f}")
     return (
-        row.proposer.name,
+        row.name,
         f"{one.nodes} nodes" if one.nodes else str(one.lookahead),
         f"{one.tar:.2f}",
         f"{one.break_even_tar:.2f}",

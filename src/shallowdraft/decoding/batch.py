@@ -6,10 +6,10 @@ from shallowdraft.decoding.drafters.create import new_drafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.rows import Row, new_row
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import slots_for
 from shallowdraft.models.memory import dtype_name, require_memory
 from shallowdraft.models.model import Model
+from shallowdraft.runs.sampling import Sampling
 
 SLACK = 128  # slots that a row has before it, or as many as behind it: room to grow until rows are copied again
 PATIENCE = 4  # iterations of a row that nobody asks for are computed for each that would be copied to be rid of them

@@ -17,11 +17,12 @@ from shallowdraft.decoding.drafters.drafter import Drafter, NoDrafter
 from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.lookahead_policy import LookaheadPolicy
 from shallowdraft.decoding.random_streams import RandomStreams
-from shallowdraft.decoding.sampling import Sampling, Samplings
+from shallowdraft.decoding.sampling import Samplings
 from shallowdraft.decoding.state import State, fill, new_source, new_state
 from shallowdraft.decoding.verification import Proposal, Rule, Verdict, verify, verify_choice
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.runs.sampling import Sampling
 
 UNSOUND = -1
 

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
 from shallowdraft.decoding.lookahead_policy import LONGEST
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.verification import Rule
 from shallowdraft.errors import OptionError
+from shallowdraft.limits import MAX_LOOKAHEAD, MOST_NODES
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.model import Model
-from shallowdraft.models.tree import MOST_NODES, Tree, best_tree, chains
+from shallowdraft.models.tree import Tree, best_tree, chains
+from shallowdraft.runs.candidate import DrafterName
+from shallowdraft.runs.sampling import Sampling
 
-MAX_LOOKAHEAD = 32
 RANKS = (0.6, 0.15, 0.07, 0.04, 0.03, 0.02)  # how often a draft's first, second, … choice is the target's
-DrafterName = Literal["model", "tree", "several", "skip", "ngram", "medusa"]
-"""What proposes: a draft model; one that branches; one that draws several chains; the target without some parts; the
-text itself where it repeats; heads on the target."""
 BRANCHING, DRAFTLESS = ("tree", "several", "medusa"), ("skip", "ngram", "medusa")
 
 

@@ -1,7 +1,7 @@
 """Iterations timed beside plain ones, with the state that the machine was in."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 import torch
@@ -11,18 +11,7 @@ from shallowdraft.decoding.options import Options, Settings
 from shallowdraft.decoding.statistics import Times
 from shallowdraft.kernels import cpu
 from shallowdraft.models.model import Model
-
-
-@dataclass(frozen=True)
-class MachineState:
-    """What the speed of a machine depends on that others use too."""
-
-    plain_s: float
-    """Seconds a token of plain decoding."""
-    handover_s: float = 0.0
-    """Seconds in which one core hands a cache line to another; 0: unknown, or no CPU."""
-    arithmetic_s: float = 0.0
-    """Seconds of a fixed piece of arithmetic, likewise."""
+from shallowdraft.runs.machine_state import MachineState
 
 
 def state_of(target: Model, plain_s: float) -> MachineState:

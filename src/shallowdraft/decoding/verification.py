@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.sampling import Sampling, Samplings, draw, probabilities, without
+from shallowdraft.decoding.sampling import Samplings, draw, probabilities, without
 from shallowdraft.models.tree import PlacedTree
+from shallowdraft.runs.sampling import Sampling
 
 BISECTIONS = 16
 

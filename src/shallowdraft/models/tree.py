@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from shallowdraft.errors import OptionError
+from shallowdraft.limits import MOST_NODES
 
 MOST_RANKS = 8  # guesses for one place that are told apart
-MOST_NODES = 63  # beside node 0: which ones a node sees is a 64-bit number
 
 
 @dataclass(frozen=True)

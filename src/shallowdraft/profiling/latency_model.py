@@ -14,8 +14,8 @@ import numpy as np
 
 from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.portable import FULL_WIDTH, refusal
-from shallowdraft.profiling.latency import Profile
 from shallowdraft.records import RANDOM
+from shallowdraft.runs.profile import Profile
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape, child_shape
 

@@ -7,14 +7,15 @@ pass tells: it drafts at every place, once for all confidences.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.drafters.model import ModelDrafter
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record
 from shallowdraft.replay.drafting import BATCH, draft_everywhere
 from shallowdraft.replay.result import Counted
-from shallowdraft.replay.trace import Output, Trace, require_greedy
+from shallowdraft.replay.vocabulary import require_vocabulary
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Output, Trace
 
 Place = tuple[list[float], int]
 """The draft's probability of each token that it proposes there, and how many of these are right."""
@@ -56,8 +57,8 @@ class Confident:
 
 def replay_confidences(draft: Model, trace: Trace, lookahead: int, min_confidences: Sequence[float]) -> list[Confident]:
     """Follow one row of text at a time, with proposals of at most `lookahead` tokens."""
-    require_greedy(trace)
-    trace.require_vocabulary(draft)
+    trace.require_greedy()
+    require_vocabulary(trace, draft)
     drafted = {output.key: [NOTHING] * (len(output.output) - 1) for output in trace.outputs}
     fitting = [one for one in trace.outputs if len(one.prompt) + 1 + lookahead <= draft.shape.context]
     for first in range(0, len(fitting), BATCH):

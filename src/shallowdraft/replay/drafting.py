@@ -9,7 +9,8 @@ from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.state import fill, new_state
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.replay.trace import Output, require_numbers
+from shallowdraft.replay.teacher_forcing import require_finite
+from shallowdraft.runs.trace import Output
 
 BATCH = 8  # outputs at a time
 
@@ -45,4 +46,4 @@ def draft_everywhere(
         yield proposal, right.cumprod(1).sum(1)
         if target is not None:
             target(*state.tail(1), cache, state.span)
-    require_numbers(torch.stack(largest), name)
+    require_finite(torch.stack(largest), name)

@@ -4,17 +4,18 @@ from collections.abc import Sequence
 
 import torch
 
-from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.options import Settings
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.model import Model
 from shallowdraft.replay.result import Counted
-from shallowdraft.replay.trace import Output, Trace, hidden_states, require_greedy, require_numbers
+from shallowdraft.replay.teacher_forcing import hidden_states, require_finite
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.trace import Output, Trace
 
 
-def replay_heads(target: Model, heads: Heads, name: str, trace: Trace, nodes: Sequence[int]) -> Counted:
+def replay_medusa(target: Model, heads: Heads, name: str, trace: Trace, nodes: Sequence[int]) -> Counted:
     """The trees that heads propose, by how many nodes they have: one pass of the target over every output."""
-    require_greedy(trace)
+    trace.require_greedy()
     ranks = [_guessed(target, heads, output) for output in trace.outputs]
     trees = {n: Settings(drafter="medusa", heads=heads, nodes=n).shape_of_tree(target.shape.vocab) for n in nodes}
     candidates = {n: Candidate(name, tree.depth, "medusa", tree.parents, heads.digest) for n, tree in trees.items()}
@@ -32,7 +33,7 @@ def _guessed(target: Model, heads: Heads, output: Output) -> list[list[int]]:
     found = []
     for ahead, guesses in enumerate(heads(hidden).unbind(1), 1):
         logits = target.decoder.head(guesses)  # [T, V]
-        require_numbers(logits.amax(-1), f"target {target.name} or its heads")
+        require_finite(logits.amax(-1), f"target {target.name} or its heads")
         wanted = text[ahead:].unsqueeze(1)
         found.append((logits[: len(wanted)] > logits[: len(wanted)].gather(1, wanted)).sum(1).tolist())
     return [[of_head[at] for of_head in found if at < len(of_head)] for at in range(len(hidden))]

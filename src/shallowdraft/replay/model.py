@@ -13,13 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.candidate import Candidate
-from shallowdraft.decoding.options import MAX_LOOKAHEAD
-from shallowdraft.decoding.sampling import Sampling, probabilities
+from shallowdraft.decoding.sampling import probabilities
+from shallowdraft.limits import MAX_LOOKAHEAD
 from shallowdraft.models.model import Model
 from shallowdraft.replay.iterations import Floats, Walk, iterations_of, walk
 from shallowdraft.replay.result import Replay
-from shallowdraft.replay.trace import Output, Trace, predictions
+from shallowdraft.replay.teacher_forcing import predictions
+from shallowdraft.replay.vocabulary import require_vocabulary
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Output, Trace
 
 LOOKAHEADS = tuple(range(1, MAX_LOOKAHEAD + 1))
 
@@ -58,10 +61,10 @@ class ModelReplay(Replay):
         return [(count, size if at + size <= self.room[row] else 0) for count, at in zip(kept, starts, strict=False)]
 
 
-def replay(draft: Model, trace: Trace, *, fits: bool = False) -> ModelReplay:
+def replay_model(draft: Model, trace: Trace, *, fits: bool = False) -> ModelReplay:
     """One pass over every output; `fits` says that the draft's vocabulary was checked against the target itself."""
     if not fits:
-        trace.require_vocabulary(draft)
+        require_vocabulary(trace, draft)
     accepted = [
         torch.cat([torch.zeros(0), *acceptances(draft, output, trace.sampling, trace.vocabulary["size"])]).numpy()
         for output in trace.outputs

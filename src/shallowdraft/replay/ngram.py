@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.drafters.ngram import earlier, onward, worth, written
 from shallowdraft.replay.result import Counted
-from shallowdraft.replay.trace import Output, Trace, require_greedy
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.trace import Output, Trace
 
 NAME = "n-gram"
 
 
-def replay_copies(trace: Trace, lookaheads: Sequence[int], *, whole: bool = False) -> Counted:
+def replay_ngram(trace: Trace, lookaheads: Sequence[int], *, whole: bool = False) -> Counted:
     """At every lookahead; `whole` as of the drafter, which it always is on a GPU."""
-    require_greedy(trace)
+    trace.require_greedy()
     found = [_copies(output, max(lookaheads)) for output in trace.outputs]
     offered = {d: [[d if whole else min(d, count) for count, _ in row] for row in found] for d in lookaheads}
     kept = {

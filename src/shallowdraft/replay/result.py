@@ -2,17 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from shallowdraft.cost import Silence
-from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.intervals import bootstrap
 from shallowdraft.replay.iterations import Floats, Walk, places, steps
-from shallowdraft.replay.trace import Trace
+from shallowdraft.runs.candidate import Candidate, DrafterName
+from shallowdraft.runs.replays import PromptTar, ReplayRecord, TarFigures
+from shallowdraft.runs.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -101,28 +102,24 @@ class Replay(ABC):
         outputs = self.trace.outputs
         return np.array([row for row, output in enumerate(outputs) if of_set is None or output.set == of_set])
 
-    def to_json(self) -> dict[str, Any]:
-        def figures(of_set: str | None) -> dict[str, Any]:
-            return {"tar": self.tar(of_set), "tar_interval": self.tar_interval(of_set)}
-
-        prompts = [
-            {
-                "set": output.set,
-                "id": output.id,
-                "sample": output.sample,
-                "tar": dict(zip(self.walk.sizes, tars, strict=True)),
-            }
-            for row, output in enumerate(self.trace.outputs)
-            for tars in [self.walk.tar(np.array([row])).tolist()]
-        ]
-        return {
-            "name": self.draft,
-            **figures(None),
-            "acceptance_by_position": self.walk.acceptance_by_position(max(self.walk.sizes)).tolist(),
-            "silence": {size: asdict(one) for size in self.walk.sizes if (one := self.silence(size))},
-            "sets": {name: figures(name) for name in self.trace.sets},
-            "prompts": prompts,
-        }
+    def record(self, drafter: DrafterName) -> ReplayRecord:
+        """Return all figures as a record of a run."""
+        prompts = []
+        for row, output in enumerate(self.trace.outputs):
+            tars = self.walk.tar(np.array([row])).tolist()
+            by_size = dict(zip(self.walk.sizes, tars, strict=True))
+            prompts.append(PromptTar(output.set, output.id, output.sample, by_size))
+        return ReplayRecord(
+            self.draft,
+            drafter,
+            self.draft,
+            tar=self.tar(),
+            tar_interval=self.tar_interval(),
+            sets={name: TarFigures(self.tar(name), self.tar_interval(name)) for name in self.trace.sets},
+            acceptance_by_position=tuple(self.walk.acceptance_by_position(max(self.walk.sizes)).tolist()),
+            silence={size: silence for size in self.walk.sizes if (silence := self.silence(size))},
+            prompts=tuple(prompts),
+        )
 
 
 @dataclass(frozen=True)

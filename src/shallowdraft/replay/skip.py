@@ -8,15 +8,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.decoding.drafters.skip import SkipDrafter
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.files import Count
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.drafting import BATCH, draft_everywhere
 from shallowdraft.replay.result import Counted
-from shallowdraft.replay.trace import Output, Trace, require_greedy
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Output, Trace
 
 KIND = "skip replay"
 
@@ -26,9 +26,9 @@ def name_of(skips: Collection[int]) -> str:
     return "skip " + ",".join(map(str, sorted(skips)))
 
 
-def replay_skips(target: Model, skips: Collection[int], trace: Trace, lookaheads: Sequence[int], path: Path) -> Counted:
+def replay_skip(target: Model, skips: Collection[int], trace: Trace, lookaheads: Sequence[int], path: Path) -> Counted:
     """At every lookahead. It takes time, so that what was found is kept in a file and not looked for again."""
-    require_greedy(trace)
+    trace.require_greedy()
     name, longest = name_of(skips), max(lookaheads)
     about = {"target": target.name, "target_digest": target.digest}
     file = Records.open(path, KIND, about, _Right)

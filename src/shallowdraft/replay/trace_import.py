@@ -1,18 +1,17 @@
 """Traces from other engines: OpenAI-style completions with token ids, and the text format of the paper's authors."""
 
 import re
-from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, TypedDict
 
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.errors import RecordError, first_line
 from shallowdraft.files import Count, parse_json, read_lines, read_text, require_fields
 from shallowdraft.prompts import load_prompts
-from shallowdraft.records import Record, Records
-from shallowdraft.replay.trace import KIND, Output
+from shallowdraft.records import Record
+from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.trace import Output, append_outputs, open_trace
 
 _TENSOR = re.compile(r"tensor\(\[\[(.*?)\]\]", re.DOTALL)
 PROCESSED = ("processed_logprobs",)  # vLLM's name for log-probabilities after temperature, top-k and top-p
@@ -86,19 +85,10 @@ def write_trace(
     largest = max(max(output.prompt + output.output) for output in outputs)
     if largest >= vocabulary["size"]:
         raise RecordError(f"{source}: token id {largest:,} is not in {target}'s vocabulary of {vocabulary['size']:,}")
-    sampling = {"temperature": law.temperature} if law.greedy else asdict(law)
-    about = {
-        "target": target,
-        "target_digest": target_digest,
-        "vocabulary": vocabulary,
-        "sampling": sampling,
-        "imported": source.name,
-    }
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    file = Records.open(partial, KIND, about)
-    for output in outputs:
-        file.append(asdict(output))
+    file = open_trace(partial, target, target_digest, vocabulary, law, {"imported": source.name})
+    append_outputs(file, outputs)
     partial.replace(path)
 
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.candidate import Candidate
 from shallowdraft.errors import OptionError
 from shallowdraft.models.model import Model
 from shallowdraft.models.tree import Tree, best_tree, chances
 from shallowdraft.replay.iterations import steps
 from shallowdraft.replay.result import Counted
-from shallowdraft.replay.trace import Output, Trace, predictions, require_greedy
+from shallowdraft.replay.teacher_forcing import predictions
+from shallowdraft.replay.vocabulary import require_vocabulary
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.trace import Output, Trace
 
 DEEPEST = 12  # that a tree is chosen for
 
@@ -66,7 +68,7 @@ def replay_trees(draft: Model, trace: Trace, nodes: Sequence[int], *, fits: bool
     """The best tree of each number of nodes; `fits` as for `replay`."""
     ranks = replay_ranks(draft, trace, fits=fits)
     trees = {count: ranks.tree(count) for count in nodes}
-    candidates = {count: Candidate.with_draft(draft, tree.depth, "tree", tree) for count, tree in trees.items()}
+    candidates = {count: Candidate.with_draft(draft, tree.depth, "tree", tree.parents) for count, tree in trees.items()}
     kept = {count: ranks.kept(tree) for count, tree in trees.items()}
     offered = {count: ranks.offered(tree) for count, tree in trees.items()}
     return Counted(draft.name, trace, candidates, kept, offered, draft.shape.context)
@@ -74,9 +76,9 @@ def replay_trees(draft: Model, trace: Trace, nodes: Sequence[int], *, fits: bool
 
 def replay_ranks(draft: Model, trace: Trace, *, fits: bool = False) -> Ranks:
     """One pass over every output."""
-    require_greedy(trace)
+    trace.require_greedy()
     if not fits:
-        trace.require_vocabulary(draft)
+        require_vocabulary(trace, draft)
     vocab = min(trace.vocabulary["size"], draft.shape.vocab)
     found = []
     for output in trace.outputs:

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section, shown
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.run import Entry, RunView
 from shallowdraft.report.sections import bottleneck, drafts, improvement, lookaheads, servers, speed_up, wishes
 from shallowdraft.report.sections.comparison import named, side_by_side, tar_across
 from shallowdraft.report.sections.tokens import SOURCES, Generation, generations
@@ -38,7 +38,7 @@ class Page:
         return [figure for section in self.sections for figure in section.figures]
 
 
-def page_of(run: Run) -> Page:
+def page_of(run: RunView) -> Page:
     sections = [
         Section("pays", "Does it pay?", [speed_up.speed_ups(run), speed_up.predicted_against_measured(run)]),
         Section(
@@ -71,7 +71,7 @@ def page_of(run: Run) -> Page:
     )
 
 
-def page_of_several(found: Sequence[Run]) -> Page:
+def page_of_several(found: Sequence[RunView]) -> Page:
     runs = named(found)
     sections = [Section("comparison-section", "Side by side", side_by_side(runs))]
     if len({run.target for run in found}) > 1:
@@ -86,7 +86,7 @@ def page_of_several(found: Sequence[Run]) -> Page:
     )
 
 
-def _warnings(run: Run) -> list[str]:
+def _warnings(run: RunView) -> list[str]:
     warnings = [f"{name} was left out: {why}" for name, why in run.failed.items()]
     again = f"To measure again, remove {run.folder}/live.jsonl and run the study."
     warnings += [f"{one.name}: {one.disturbed}. {again}" for one in run.entries if one.disturbed]
@@ -96,7 +96,7 @@ def _warnings(run: Run) -> list[str]:
     return warnings
 
 
-def verdict_of(run: Run) -> str:
+def verdict_of(run: RunView) -> str:
     if run.verdict is None:
         return UNFINISHED
     first = run.entries[0]
@@ -104,7 +104,7 @@ def verdict_of(run: Run) -> str:
     return f"{said[0].upper()}{said[1:]}."
 
 
-def facts_of(run: Run) -> dict[str, str]:
+def facts_of(run: RunView) -> dict[str, str]:
     """What the first screen says beside the verdict."""
     about = run.about
     found = {"target": " ".join(filter(None, (run.target, about.get("shape"), about.get("dtype"))))}
@@ -125,7 +125,7 @@ def _speed_up(first: Entry) -> str:
     return f"{first.speed_up:.2f} times ({low:.2f} to {high:.2f}), {first.how}{'' if first.live else ', not measured'}"
 
 
-def _outputs(run: Run) -> str:
+def _outputs(run: RunView) -> str:
     if not run.outputs:
         return "not compared: nothing was run live"
     wrong, ties = run.outputs.count(False), run.outputs.count(None)
@@ -165,6 +165,6 @@ def _script(content: dict[str, Any]) -> Markup:
     return Markup(json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"))
 
 
-def make(runs: Sequence[Run]) -> Page:
+def make(runs: Sequence[RunView]) -> Page:
     """Of one run, or of several that are compared."""
     return page_of(runs[0]) if len(runs) == 1 else page_of_several(runs)

@@ -1,230 +1,178 @@
-"""Reading a run: whatever a study's folder holds, with a word about what is not as it should be."""
+"""Read a run for the report: whatever its folder holds."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from types import UnionType
 
-from shallowdraft.bench.levels import KIND, BenchSettings, read_requests, speed_up, summarise
-from shallowdraft.cost import Iteration, Prediction, Silence
-from shallowdraft.errors import OptionError, RecordError
-from shallowdraft.files import from_record, parse_json, read_json, read_lines, require_fields
-from shallowdraft.records import RANDOM, Record, Records
-from shallowdraft.report import fields
-from shallowdraft.report.run import Accuracy, Asked, Entry, Live, Run, Score, Server, Step, Tars, Text, label
+from shallowdraft.bench.levels import speed_up, summarise
+from shallowdraft.errors import OptionError
+from shallowdraft.records import RANDOM, Records, is_begun, kind_of
+from shallowdraft.report.labels import label
+from shallowdraft.report.run import BenchedServer, Entry, Requested, RunView, ShapeStep
+from shallowdraft.runs import live, profile, replays, servers, tokens, trace
+from shallowdraft.runs.accuracy import read_accuracy
+from shallowdraft.runs.candidate import DrafterName
+from shallowdraft.runs.folder import RunFolder
+from shallowdraft.runs.live import LiveRun, read_live_runs
+from shallowdraft.runs.profile import Profile, read_profile
+from shallowdraft.runs.replays import ReplayRecord, TarFigures, read_replays
+from shallowdraft.runs.study import StudyResult, StudyRow, read_study
+from shallowdraft.runs.tokens import read_tokens
 from shallowdraft.shapes.notation import parse_shape
 
-FILES = {"trace": "trace", "replays": "replays", "profile": "profile", "live": "live runs", "inside": "inside"}
-"""Names of files and kinds of records."""
-FIELDS: dict[str, type | UnionType] = {
-    "replays": fields.Replay,
-    "profile": fields.Sample | fields.Plan,
-    "live": fields.LiveRun,
-    "inside": fields.Inside,
-}
 
-
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunView:
+    """Read all records of a run; those that are missing leave gaps, those that are damaged are errors."""
     if not folder.is_dir():
         raise OptionError(f"{folder}: there is no such folder; name the one that was given to study --out")
-    files = {name: _read(folder / f"{name}.jsonl", kind, FIELDS.get(name)) for name, kind in FILES.items()}
-    found = {name: file for name, file in files.items() if file}
-    study = _study(folder / "study.json")
-    if not found and study is None:
+    run = RunFolder(folder)
+    headers = [file.header for file in _begun_files(run)]
+    result = read_study(run.study) if run.study.exists() else None
+    if not headers and result is None:
         raise OptionError(f"{folder} holds no records of a study; make them with shallowdraft study --out {folder}")
-    try:
-        return _run(folder, found, study)
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{folder}: its records lack {error}; run the study again, it reuses the others") from None
-
-
-def _run(folder: Path, found: dict[str, Records], study: Record | None) -> Run:
-    headers = [file.header for file in found.values()]
     times = [header.get("provenance", {}).get("time", "") for header in headers]
-    texts = _latest(found.get("inside"), "set", "id", "sample", "drafter", "draft")
-    return Run(
+    return RunView(
         folder,
-        {name: value for header in headers for name, value in header.get("about", {}).items()},
+        {name: value for header in headers for name, value in header["about"].items()},
         max(times, default="") or "unknown",
-        _entries(study, _latest(found.get("replays"), "drafter", "draft")),
-        verdict=study["verdict"] if study else None,
-        plain_tokens_per_s=study["plain_tokens_per_s"] if study else None,
-        failed=study.get("failed", {}) if study else {},
-        stalled=study.get("stalled", []) if study else [],
-        outputs=[None if row["tie"] and row["differs"] else row["tie"] for row in found.get("live", ())],
-        texts=[_text(row) for row in texts],
-        steps=_steps(found.get("profile", ())),
-        accuracy=_accuracy(folder / "accuracy.json"),
-        servers=_servers(folder),
+        _entries(result, read_replays(run.replays) if is_begun(run.replays) else []),
+        verdict=result.verdict if result else None,
+        plain_tokens_per_s=result.plain_tokens_per_s if result else None,
+        failed=result.failed if result else {},
+        stalled=result.stalled if result else (),
+        outputs=[_same_output(live_run) for live_run in read_live_runs(run.live)] if is_begun(run.live) else [],
+        texts=read_tokens(run.tokens) if is_begun(run.tokens) else [],
+        steps=_shape_steps(run.profile),
+        accuracy=read_accuracy(run.accuracy) if run.accuracy.exists() else None,
+        servers=_servers(run),
     )
 
 
-def _read(path: Path, kind: str, row: type | UnionType | None) -> Records | None:
-    """None where there is no file, or a run was killed before its first line was whole."""
-    begun = path.exists() and next(read_lines(path, RecordError, ended=True), None)
-    return Records.read(path, kind, row) if begun else None
+def _begun_files(run: RunFolder) -> list[Records]:
+    """Return the files of a study that have a first line, in the order of its stages."""
+    kinds = {
+        run.trace: trace.KIND,
+        run.replays: replays.KIND,
+        run.profile: profile.KIND,
+        run.live: live.KIND,
+        run.tokens: tokens.KIND,
+    }
+    return [Records.read(path, kind) for path, kind in kinds.items() if is_begun(path)]
 
 
-def _latest(file: Records | None, *names: str) -> list[Record]:
-    return list(file.latest(*names).values()) if file else []
+def _same_output(run: LiveRun) -> bool | None:
+    """Return whether the output is plain decoding's; None if it is but for a tie of rounding."""
+    return None if run.tie and run.differs else run.tie
 
 
-def _object(path: Path, wanted: type) -> Record | None:
-    if not path.exists():
-        return None
-    found = read_json(path, RecordError, "run the command again that wrote it")
-    require_fields(found, wanted, str(path), RecordError)
-    return found
-
-
-def _study(path: Path) -> Record | None:
-    try:
-        return _object(path, fields.Study)
-    except RecordError as error:
-        raise RecordError(f"{error}; run the study again, it reuses the others") from None
-
-
-def _accuracy(path: Path) -> Accuracy | None:
-    try:
-        found = _object(path, fields.Accuracy)
-    except RecordError as error:
-        raise RecordError(f"{error}; this is not what shallowdraft accuracy --json prints, write it again") from None
-    if found is None:
-        return None
-    claims = found["claims"]
-    return Accuracy(
-        [_score(draft, *one) for draft in found["drafts"] for one in draft["sets"].items() if draft["tar"]],
-        {name: claim["of_accuracy"] for name, claim in claims.items()},
-        {name: claim["statement"] for name, claim in claims.items()},
-    )
-
-
-def _score(draft: Record, task: str, score: Record) -> Score:
-    low, high = score["accuracy"]["interval"]
-    return Score(draft["name"], task, draft["tar"], score["accuracy"]["value"], (low, high), score["loss"])
-
-
-def _servers(folder: Path) -> list[Server]:
-    """Of every file of `bench` that lies in the folder and holds an answer."""
-    files = [Records.read(path, KIND) for path in sorted(folder.glob("*.jsonl")) if _kind(path) == KIND]
-    for file in files:
-        require_fields(file.about, BenchSettings, f"{file.path}:1", RecordError)
-    answered = [file for file in files if any("tokens" in row for row in read_requests(file.path))]
-    plain: dict[str, Records] = {}
-    for file in answered:
-        if not file.about.get("draft"):
-            plain.setdefault(_kin(file), file)
-    try:
-        return [server for file in answered for server in _levels(file, plain.get(_kin(file)))]
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{folder}: records of bench lack {error}; remove their file, or bench again") from None
-
-
-def _levels(file: Records, plain: Records | None) -> Iterator[Server]:
-    """A server at every concurrency, against the one without a draft."""
-    draft, asked = file.about.get("draft"), _asked(file)
-    for level in summarise(file.path):
-        gain = speed_up(file.path, plain.path, level.concurrency) if draft and plain else None
-        live = Live(*gain) if gain else None
-        yield Server(file.path.stem, draft, file.about.get("lookahead"), level, live, asked)
-
-
-def _asked(file: Records) -> Asked:
-    about, prompts = file.about, frozenset((row["set"], row["id"]) for row in read_requests(file.path) if "id" in row)
-    return Asked(prompts, about["max_tokens"], about["temperature"], about["chat"])
-
-
-def _kin(file: Records) -> str:
-    """What servers have in common that are compared: the software, and what is asked of them."""
-    provenance = file.header.get("provenance", {})
-    asked = [file.about.get(name) for name in ("max_tokens", "temperature", "chat")]
-    return json.dumps([provenance.get("engine"), provenance.get("processor"), asked])
-
-
-def _kind(path: Path) -> str | None:
-    """What the records in a file are, if that is what it holds."""
-    try:
-        _, line = next(read_lines(path, RecordError, ended=True))
-        found = parse_json(line)
-    except (RecordError, ValueError, StopIteration):
-        return None
-    return found.get("kind") if isinstance(found, dict) else None
-
-
-def _text(row: Record) -> Text:
-    tokens = [(text, source, replaced) for text, source, replaced in row["tokens"]]
-    candidate = (row["drafter"], row["draft"], row["lookahead"])
-    return Text(row["set"], row["id"], row["sample"], candidate, row["tar"], row["prompt"], tokens)
-
-
-def _entries(study: Record | None, replays: list[Record]) -> list[Entry]:
-    kept = {(row["drafter"], row["draft"]): row for row in replays}
-    rows = study["rows"] if study else replays
-    labels = label([(row["drafter"], row["draft"], row["name"]) for row in rows])
+def _entries(result: StudyResult | None, records: Sequence[ReplayRecord]) -> list[Entry]:
+    """Return the rows of the study with their replays, or of an unfinished study the replays alone."""
+    by_key = {(record.drafter, record.draft): record for record in records}
+    if result is None:
+        labels = label([(record.drafter, record.draft, record.name) for record in records])
+        return [_replayed_entry(record, short) for record, short in zip(records, labels, strict=True)]
+    labels = label([(row.candidate.drafter, row.candidate.draft, row.name) for row in result.rows])
     return [
-        _entry(row, shown, kept.get((row["drafter"], row["draft"]), {}), ended=study is not None)
-        for row, shown in zip(rows, labels, strict=True)
+        _ranked_entry(row, by_key.get(row.candidate.proposer), short)
+        for row, short in zip(result.rows, labels, strict=True)
     ]
 
 
-def _entry(row: Record, shown: str, replay: Record, *, ended: bool) -> Entry:
-    named = Entry(
-        row["name"],
-        shown,
-        row["drafter"],
-        row["draft"],
-        row.get("shape", ""),
-        layers=replay.get("layers", 0),
-        parameters=replay.get("parameters", 0),
-        tars=_tars(replay),
-        sets={name: _tars(figures) for name, figures in replay.get("sets", {}).items() if figures.get("tar")},
-        acceptance_by_position=replay.get("acceptance_by_position", ()),
+def _replayed_entry(record: ReplayRecord, short: str) -> Entry:
+    return Entry(
+        record.name,
+        short,
+        record.drafter,
+        record.draft,
+        record.digest,
+        record.shape,
+        record.layers,
+        record.parameters,
+        tars=TarFigures(record.tar, record.tar_interval),
+        sets={name: figures for name, figures in record.sets.items() if figures.tar},
+        acceptance_by_position=record.acceptance_by_position,
     )
-    if not ended:
-        return named
-    times, live, disturbed = Iteration.from_json(row["iteration"]), row["live"], row.get("disturbed")
-    low, high = row["predicted_interval"]
+
+
+def _ranked_entry(row: StudyRow, record: ReplayRecord | None, short: str) -> Entry:
+    candidate = row.candidate
+    drafter: DrafterName = candidate.drafter
+    named = ReplayRecord(row.name, drafter, candidate.draft)
     return replace(
-        named,
-        prediction=Prediction(
-            row["lookahead"],
-            row["tar"],
-            times,
-            times.total_s / row["break_even_tar"],
-            row.get("nodes", 0),
-            _silence(row),
-        ),
-        interval=(low, high),
-        live=Live(live["speed_up"], tuple(live["interval"])) if live else None,
-        disturbed=disturbed["why"] if disturbed else None,
-        curve=[_prediction(one) for one in row.get("curve", ())],
+        _replayed_entry(record or named, short),
+        name=row.name,
+        digest=candidate.digest,
+        shape=row.shape,
+        prediction=row.prediction,
+        interval=row.predicted_interval,
+        live=row.live,
+        disturbed=row.disturbed,
+        curve=row.curve,
     )
 
 
-def _tars(figures: Record) -> Tars:
-    intervals = {int(size): (low, high) for size, (low, high) in figures.get("tar_interval", {}).items()}
-    return Tars({int(size): tar for size, tar in figures.get("tar", {}).items()}, intervals)
-
-
-def _prediction(one: Record) -> Prediction:
-    times = Iteration.from_json(one)
-    return Prediction(one["lookahead"], one["tar"], times, one["plain_s"], one["nodes"], _silence(one))
-
-
-def _silence(row: Record) -> Silence | None:
-    """Earlier records do not know of any."""
-    return from_record(Silence, row["silence"], "study.json", RecordError) if row.get("silence") else None
-
-
-def _steps(profile: Iterable[Record]) -> list[Step]:
-    """Medians over all samples at the shortest context."""
-    rows = [row for row in profile if row.get("draft", "").startswith(RANDOM) and row["batch"] == 1]
-    shortest = min((row["context"] for row in rows), default=0)
+def _shape_steps(path: Path) -> list[ShapeStep]:
+    """Return median seconds of a draft step of each shape, over all samples at the shortest context, at batch 1."""
+    if not is_begun(path) or not any(RANDOM in line for line in path.open(encoding="utf-8", errors="replace")):
+        return []
+    samples = _shape_samples(read_profile(path))
+    shortest = min((context for context, _, _ in samples), default=0)
     times: dict[str, list[float]] = {}
-    for row in rows:
-        if row["context"] == shortest:
-            times.setdefault(row["draft"].removeprefix(RANDOM), []).append(row["draft_s"] / row["lookahead"])
-    shapes = {name: parse_shape(name) for name in times}
-    return [Step(name, shapes[name].layers, shapes[name].d_model, median(times[name])) for name in times]
+    for context, notation, step_s in samples:
+        if context == shortest:
+            times.setdefault(notation, []).append(step_s)
+    shapes = {notation: parse_shape(notation) for notation in times}
+    return [
+        ShapeStep(notation, shapes[notation].layers, shapes[notation].d_model, median(seconds))
+        for notation, seconds in times.items()
+    ]
+
+
+def _shape_samples(timed: Profile) -> list[tuple[int, str, float]]:
+    """Return context, shape and seconds of a draft step of every sample of a shape at batch 1."""
+    return [
+        (point.context, point.candidate.draft.removeprefix(RANDOM), row["draft_s"] / point.candidate.lookahead)
+        for point, rows in timed.samples.items()
+        for row in rows
+        if point.candidate.draft.startswith(RANDOM) and point.batch == 1
+    ]
+
+
+def _servers(run: RunFolder) -> list[BenchedServer]:
+    """Return what `bench` measured, from every file of its records that lies in the folder and holds an answer."""
+    files = [servers.open_requests(path) for path in run.json_lines if kind_of(path) == servers.KIND]
+    answered = [file for file in files if any("tokens" in row for row in servers.read_requests(file.path))]
+    plain: dict[str, Records] = {}
+    for file in answered:
+        if not file.about.get("draft"):
+            plain.setdefault(_comparable(file), file)
+    return [server for file in answered for server in _levels(file, plain.get(_comparable(file)))]
+
+
+def _levels(file: Records, plain: Records | None) -> Iterator[BenchedServer]:
+    """Yield a server at every concurrency, compared with the one without a draft."""
+    about = file.about
+    keys = frozenset((row["set"], row["id"]) for row in servers.read_requests(file.path) if "id" in row)
+    requested = Requested(keys, about["max_tokens"], about["temperature"], about["chat"])
+    for level in summarise(file.path):
+        gain = speed_up(file.path, plain.path, level.concurrency) if about.get("draft") and plain else None
+        factor, interval = gain or (None, (0.0, 0.0))
+        yield BenchedServer(
+            file.path.stem,
+            about.get("draft"),
+            about.get("draft_digest"),
+            about.get("lookahead"),
+            level,
+            factor,
+            interval,
+            requested,
+        )
+
+
+def _comparable(file: Records) -> str:
+    """Return what servers must have in common to be compared: engine, machine and requests."""
+    provenance = file.header.get("provenance", {})
+    requested = [file.about.get(name) for name in ("max_tokens", "temperature", "chat")]
+    return json.dumps([provenance.get("engine"), provenance.get("processor"), requested])

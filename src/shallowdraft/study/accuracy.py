@@ -4,7 +4,7 @@ MMLU: which of " A" to " D" is likeliest after five solved questions. HellaSwag:
 (acc) and for each of its characters (acc_norm), of which the space before it is none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,9 @@ from shallowdraft.files import parse_json, read_lines
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.prompts import FOLDER
-from shallowdraft.replay.trace import Output, predictions
+from shallowdraft.replay.teacher_forcing import predictions
+from shallowdraft.runs.accuracy import AccuracyClaim, DraftScores, ShareCorrect, TaskScore
+from shallowdraft.runs.trace import Output
 
 SETS = ("mmlu", "hellaswag")
 LETTERS = "ABCDEFGHIJ"
@@ -31,30 +33,6 @@ class Question:
     context: str
     choices: tuple[str, ...]
     answer: int
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """A share of right answers."""
-
-    value: float
-    interval: tuple[float, float]
-    chance: float
-
-    @property
-    def above_chance(self) -> bool:
-        return self.interval[0] > self.chance
-
-
-@dataclass(frozen=True)
-class Score:
-    """A model on a set."""
-
-    accuracy: Accuracy
-    normalised: Accuracy
-    """By the likelihood of a character."""
-    loss: float
-    """Mean negative log-likelihood of a token of the right choices."""
 
 
 def load_questions(name: str, limit: int | None = None) -> list[Question]:
@@ -88,7 +66,7 @@ def _question(file: Path, number: int, line: str) -> Question:
         raise PromptError(f"{file}:{number}: no JSON object with prompt, choices and an answer among them") from None
 
 
-def score(model: Model, questions: Sequence[Question]) -> Iterator[int | Score]:
+def score(model: Model, questions: Sequence[Question]) -> Iterator[int | TaskScore]:
     """Yields how many questions are answered, then the score."""
     likelihoods, losses = [], []
     for count, question in enumerate(questions, 1):
@@ -98,7 +76,7 @@ def score(model: Model, questions: Sequence[Question]) -> Iterator[int | Score]:
         yield count
     sizes = [[max(1, len(choice.removeprefix(" "))) for choice in question.choices] for question in questions]
     by_size = [[x / size for x, size in zip(*row, strict=True)] for row in zip(likelihoods, sizes, strict=True)]
-    yield Score(_accuracy(likelihoods, questions), _accuracy(by_size, questions), -fmean(losses))
+    yield TaskScore(_share_correct(likelihoods, questions), -fmean(losses), _share_correct(by_size, questions))
 
 
 def _likelihoods(model: Model, question: Question) -> "list[np.ndarray[Any, Any]]":
@@ -125,48 +103,36 @@ def _likelihoods(model: Model, question: Question) -> "list[np.ndarray[Any, Any]
     ]
 
 
-def _accuracy(scores: Sequence[Sequence[float]], questions: Sequence[Question]) -> Accuracy:
+def _share_correct(scores: Sequence[Sequence[float]], questions: Sequence[Question]) -> ShareCorrect:
     pairs = zip(scores, questions, strict=True)
     right = np.array([float(np.argmax(row) == question.answer) for row, question in pairs])
     low, high = bootstrap(lambda draws: right[draws].mean(1), len(right))
     chance = fmean(1 / len(question.choices) for question in questions)
-    return Accuracy(float(right.mean()), (float(low), float(high)), chance)
+    return ShareCorrect(float(right.mean()), (float(low), float(high)), chance)
 
 
-@dataclass(frozen=True)
-class Claim:
-    """Whether a draft's ability foretells its TAR."""
-
-    of_accuracy: float | None
-    """Rank correlation of accuracy with TAR over drafts; None where no accuracy is above chance."""
-    of_loss: float | None
-    """Of the loss, with its sign turned: 1 means that a better model is accepted more."""
-
-    @property
-    def statement(self) -> str:
-        loss = (
-            ""
-            if self.of_loss is None
-            else f"; the loss on right answers ranks drafts as TAR does to {self.of_loss:+.2f}"
-        )
-        if self.of_accuracy is None:
-            return f"cannot be tested: the accuracy of every draft may be chance{loss}"
-        return f"accuracy ranks drafts as TAR does to {self.of_accuracy:+.2f}{loss}"
-
-
-def claim(scores: Mapping[str, Score], tars: Mapping[str, float]) -> Claim:
-    """Rank correlations over the drafts that have both."""
-    from scipy.stats import spearmanr
-
-    names = [name for name in scores if name in tars]
+def claim(task: str, drafts: Sequence[DraftScores]) -> AccuracyClaim:
+    """Rank the drafts of a task by ability and by TAR, as far as they have both."""
+    replayed = [draft for draft in drafts if draft.tar is not None]
+    scores = [draft.sets[task] for draft in replayed]
+    tars = [draft.tar for draft in replayed]
 
     def correlation(figures: Sequence[float]) -> float | None:
-        accepted = [tars[name] for name in names]
-        if len(names) < 3 or len(set(figures)) < 2 or len(set(accepted)) < 2:
-            return None
-        return float(spearmanr(figures, accepted).statistic)
+        """Return the rank correlation with TAR; None where there are too few different values."""
+        from scipy.stats import spearmanr
 
-    known = [scores[name] for name in names]
-    testable = any(one.accuracy.above_chance for one in known)
-    accuracy = correlation([one.accuracy.value for one in known]) if testable else None
-    return Claim(accuracy, correlation([-one.loss for one in known]))
+        if len(figures) < 3 or len(set(figures)) < 2 or len(set(tars)) < 2:
+            return None
+        return float(spearmanr(figures, tars).statistic)
+
+    testable = any(score.accuracy.above_chance for score in scores)
+    of_accuracy = correlation([score.accuracy.value for score in scores]) if testable else None
+    of_loss = correlation([-score.loss for score in scores])
+    return AccuracyClaim(of_accuracy, of_loss, _statement(of_accuracy, of_loss))
+
+
+def _statement(of_accuracy: float | None, of_loss: float | None) -> str:
+    loss = "" if of_loss is None else f"; the loss on right answers ranks drafts as TAR does to {of_loss:+.2f}"
+    if of_accuracy is None:
+        return f"cannot be tested: the accuracy of every draft may be chance{loss}"
+    return f"accuracy ranks drafts as TAR does to {of_accuracy:+.2f}{loss}"

@@ -13,8 +13,8 @@ from math import floor, log
 from shallowdraft import cost
 from shallowdraft.cost import Iteration
 from shallowdraft.errors import OptionError
-from shallowdraft.profiling.latency import Profile
 from shallowdraft.profiling.latency_model import SHARES, LatencyLaw, buildable, layer_weights, narrowed
+from shallowdraft.runs.profile import Profile
 from shallowdraft.shapes.shape import ModelShape
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
@@ -71,8 +71,8 @@ def design(
 ) -> list[Design]:
     """Every shape, fastest first; `best_tokens_per_s` is what there is to beat, by default plain decoding."""
     plain = 1 / profile.plain_s(context)
-    known = [d for d in lookaheads if d <= max(profile.lookaheads(""))]
-    base = {d: Iteration(0.0, profile.target_s(d, context), profile.rest_s(d, context)) for d in known}
+    known = [d for d in lookaheads if d <= max(profile.lookaheads())]
+    base = {d: Iteration(0.0, profile.verification_s(d, context), profile.other_s(d, context)) for d in known}
     longest = max(known)
 
     def step_s(shape: ModelShape) -> float:

@@ -1,4 +1,4 @@
-"""Predictions: a proposer's acceptance from its replay, times of iterations from a profile."""
+"""Forecasts: the speed of a proposer, from the acceptance of its replay and the times of a profile."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -7,85 +7,90 @@ from statistics import fmean
 import numpy as np
 
 from shallowdraft.cost import Iteration, Prediction, mean_iteration
-from shallowdraft.decoding.candidate import Candidate
-from shallowdraft.decoding.timing import MachineState
-from shallowdraft.profiling.latency import Profile
 from shallowdraft.replay.result import Replay, Stretch
-from shallowdraft.study.stalls import Key
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.machine_state import MachineState
+from shallowdraft.runs.profile import Profile
+from shallowdraft.runs.trace import PromptKey
 
 
-def forecast(found: Replay, profile: Profile, sizes: Iterable[int] | None = None) -> dict[int, Prediction]:
-    """At every size that was asked for and profiled, on the machine as it was while profiling."""
-    tars = found.tar()
+def forecast(replay: Replay, profile: Profile, sizes: Iterable[int] | None = None) -> dict[int, Prediction]:
+    """Predict every size that the profile covers, on the machine as it was while profiling."""
+    tars = replay.tar()
     return {
-        size: _usual(found, profile, size, tars[size])
-        for size in (found.walk.sizes if sizes is None else sizes)
-        if profile.covers(found.candidate(size))
+        size: _at_mean_contexts(replay, profile, size, tars[size])
+        for size in (replay.walk.sizes if sizes is None else sizes)
+        if profile.covers(replay.candidate(size))
     }
 
 
-def interval(found: Replay, prediction: Prediction) -> tuple[float, float]:
-    """Of the speed-up: the bootstrap of TAR over prompts."""
-    low, high = found.tar_interval()[prediction.size]
+def interval(replay: Replay, prediction: Prediction) -> tuple[float, float]:
+    """Return the 95 % interval of the speed-up: TAR's bootstrap over prompts."""
+    low, high = replay.tar_interval()[prediction.size]
     return low / prediction.tar * prediction.speed_up, high / prediction.tar * prediction.speed_up
 
 
-def forecast_at(found: Replay, profile: Profile, size: int, states: Mapping[Key, Sequence[MachineState]]) -> Prediction:
-    """On some prompts, each on the machine as it was there: the mean over the states that were seen."""
-    rows = [row for row, output in enumerate(found.trace.outputs) if output.key[:2] in states]
-    made, weights, speeds = [], [], []
-    stretches = found.stretches(size)
+def forecast_in_states(
+    replay: Replay, profile: Profile, size: int, states: Mapping[PromptKey, Sequence[MachineState]]
+) -> Prediction:
+    """Predict a size on some prompts, each on the machine as it was there: the mean over the states that were met."""
+    rows = [row for row, output in enumerate(replay.trace.outputs) if output.prompt_key in states]
+    iterations, weights, plain_times = [], [], []
+    stretches = replay.stretches(size)
     for row in rows:
-        output = found.trace.outputs[row]
-        context, met = len(output.prompt) + len(output.output) / 2, states[output.key[:2]]
+        output = replay.trace.outputs[row]
+        states_met = states[output.prompt_key]
         for stretch in stretches:
-            there = float(stretch.context[row])
-            pace = profile.plain_s(there) / profile.plain_s(context)  # states are known of the whole text
-            seen = [replace(state, plain_s=pace * state.plain_s) for state in met]
-            here = [_iteration(profile, _way(found, size, stretch), there, state) for state in seen]
-            made.append(mean_iteration(here, [1.0] * len(here)))
+            context = float(stretch.context[row])
+            # A state's plain_s is the mean over the whole text; the stretch lies at another context.
+            scale = profile.plain_s(context) / profile.plain_s(output.mean_context)
+            scaled = [replace(state, plain_s=scale * state.plain_s) for state in states_met]
+            candidate = _candidate(replay, size, stretch)
+            times = [_iteration(profile, candidate, context, state) for state in scaled]
+            iterations.append(mean_iteration(times, [1.0] * len(times)))
             weights.append(float(stretch.iterations[row]))
-        speeds.append(fmean(state.plain_s for state in met))
-    iterations, emitted = found.walk.at(size)[rows], found.walk.emitted[rows]
-    tar = float(emitted.sum() / iterations.sum())
-    plain_s = float(np.average(speeds, weights=emitted))
-    return _prediction(found, size, tar, mean_iteration(made, weights), plain_s, rows)
+        plain_times.append(fmean(state.plain_s for state in states_met))
+    count, emitted = replay.walk.at(size)[rows], replay.walk.emitted[rows]
+    tar = float(emitted.sum() / count.sum())
+    plain_s = float(np.average(plain_times, weights=emitted))
+    return _prediction(replay, size, tar, mean_iteration(iterations, weights), plain_s, rows)
 
 
-def _usual(found: Replay, profile: Profile, size: int, tar: float) -> Prediction:
-    """For all prompts together: each stretch of the texts at its mean context."""
-    stretches = found.stretches(size)
+def _at_mean_contexts(replay: Replay, profile: Profile, size: int, tar: float) -> Prediction:
+    """Predict all prompts together, each stretch of the texts at its mean context."""
+    stretches = replay.stretches(size)
     emitted = [float(stretch.emitted.sum()) for stretch in stretches]
     contexts = [
-        float(np.average(stretch.context, weights=stretch.emitted)) if tokens else found.trace.mean_context
+        float(np.average(stretch.context, weights=stretch.emitted)) if tokens else replay.trace.mean_context
         for stretch, tokens in zip(stretches, emitted, strict=True)
     ]
-    candidates = [_way(found, size, stretch) for stretch in stretches]
-    made = [
-        _iteration(profile, candidate, context, None) for candidate, context in zip(candidates, contexts, strict=True)
+    times = [
+        _iteration(profile, _candidate(replay, size, stretch), context, None)
+        for stretch, context in zip(stretches, contexts, strict=True)
     ]
     plain_s = np.average([profile.plain_s(context) for context in contexts], weights=emitted if any(emitted) else None)
-    iteration = mean_iteration(made, [float(stretch.iterations.sum()) for stretch in stretches])
-    return _prediction(found, size, tar, iteration, float(plain_s), slice(None))
+    iteration = mean_iteration(times, [float(stretch.iterations.sum()) for stretch in stretches])
+    return _prediction(replay, size, tar, iteration, float(plain_s), slice(None))
 
 
 def _prediction(
-    found: Replay, size: int, tar: float, iteration: Iteration, plain_s: float, rows: Sequence[int] | slice
+    replay: Replay, size: int, tar: float, iteration: Iteration, plain_s: float, rows: Sequence[int] | slice
 ) -> Prediction:
-    candidate = found.candidate(size)
+    candidate = replay.candidate(size)
     nodes = size if candidate.tree else 0
-    return Prediction(candidate.lookahead, tar, iteration, plain_s, nodes, found.silence(size, rows))
+    return Prediction(candidate.lookahead, tar, iteration, plain_s, nodes, replay.silence(size, rows))
 
 
-def _way(found: Replay, size: int, stretch: Stretch) -> Candidate:
-    return replace(found.candidate(size), lookahead=stretch.lookahead)
+def _candidate(replay: Replay, size: int, stretch: Stretch) -> Candidate:
+    return replace(replay.candidate(size), lookahead=stretch.lookahead)
 
 
 def _iteration(profile: Profile, candidate: Candidate, context: float, state: MachineState | None) -> Iteration:
-    """Where nothing is proposed: a plain token, and of n-grams the look for a proposal."""
+    """Return the seconds of an iteration; without a proposal it is a plain token, for n-grams with their search."""
     if candidate.lookahead:
         return profile.iteration_of(candidate, context, state=state)
     plain_s = state.plain_s if state else profile.plain_s(context)
     if candidate.drafter != "ngram":
         return Iteration(0.0, plain_s)
-    return Iteration(profile.iteration_of(replace(candidate, lookahead=1), context, state=state).draft_s, plain_s)
+    search_s = profile.iteration_of(replace(candidate, lookahead=1), context, state=state).draft_s
+    return Iteration(search_s, plain_s)

@@ -1,73 +1,47 @@
-"""Live runs: on every prompt each way of decoding stands between plain runs, so that both meet the same machine.
+"""Live runs: every candidate decodes every prompt between two plain runs, so that both meet the same machine.
 
-All ways take a turn on a prompt, in an order that is drawn anew each time. Nothing is written before
-a turn is over, and a turn begins with a plain run that counts for nothing, so that no run that counts
-follows a write.
+All candidates take a turn on a prompt, in an order that is drawn anew each time. Nothing is written before a turn is
+over, and a turn begins with a plain run that does not count, so that no run that counts follows a write.
 
-A run that stalled is taken again, and the first that did not is what counts. A prompt where a way always stalled counts
-for none, so that all ways stand on the same prompts.
+A run that stalled is taken again, and the first that did not stall counts. A prompt on which some candidate always
+stalled counts for none of them, so that all are compared on the same prompts.
 
-A speed-up above its TAR is impossible, as an iteration takes at least as long as a plain token. Such
-a way is run on all prompts again, and all its runs count: chosen ones would make it slower than it
-is. What stays above is no result, however wide its interval is: every figure that is shown can be.
+A speed-up above its TAR is impossible, as an iteration takes at least as long as a plain token. Such a candidate runs
+on all prompts again, and all its runs count: choosing among them would make it slower than it is. If it stays above, it
+has no result, however wide its interval is: every figure that is shown can be true.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from shallowdraft.decoding.candidate import Candidate, ProposerKey
+from shallowdraft.decoding.candidate import options_of
 from shallowdraft.decoding.divergence import explain
 from shallowdraft.decoding.generate import generate
-from shallowdraft.decoding.options import DrafterName, Options
+from shallowdraft.decoding.options import Options
 from shallowdraft.decoding.results import Generation
-from shallowdraft.decoding.timing import MachineState, state_of
-from shallowdraft.files import Count, PositiveSeconds, Seconds
+from shallowdraft.decoding.timing import state_of
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
-from shallowdraft.records import Record, Records
-from shallowdraft.replay.trace import Output
-from shallowdraft.study.stalls import Key, Stall, key_of, stalled
+from shallowdraft.records import Record
+from shallowdraft.runs.candidate import Candidate, ProposerKey
+from shallowdraft.runs.live import LiveRun, append_live_runs, live_runs_of, open_live_runs, read_live_runs
+from shallowdraft.runs.machine_state import MachineState
+from shallowdraft.runs.study import LiveSpeed
+from shallowdraft.runs.trace import Output, PromptKey
+from shallowdraft.study.stalls import Stall, find_stalls
 
-KIND = "live runs"
-AGAIN = 2  # times that a run is taken again which stalls, and a way on all prompts which is faster than can be
+REPEATS = 2  # times that a stalled run is taken again, and an impossible candidate on all prompts
 
-
-class StateThen(TypedDict):
-    """Of the machine, before a run or after it."""
-
-    plain_s: PositiveSeconds
-    handover_s: Seconds
-    arithmetic_s: Seconds
-
-
-class LiveRun(TypedDict):
-    """What a line of live runs must have."""
-
-    set: str
-    id: str
-    round: Count
-    draft: str
-    lookahead: Count
-    drafter: NotRequired[DrafterName]
-    tree: NotRequired[list[int]]
-    emitted: Count
-    iterations: Count
-    seconds: PositiveSeconds
-    tie: bool
-    states: tuple[StateThen, StateThen]
-
-
-Run = tuple[Key, int, Candidate]
-"""Prompt, round and way."""
-Attempts = list[tuple[Record, Stall]]
-"""Of a run, in the order in which they were made, each with whether it stalled."""
+RunKey = tuple[PromptKey, int, Candidate]
+"""The prompt, round and candidate of a run."""
+Attempts = list[tuple[LiveRun, Stall]]
+"""All attempts at a run in their order, each with whether it stalled."""
 
 
 def run_live(
@@ -81,29 +55,30 @@ def run_live(
     rounds: int,
     about: Record,
 ) -> Iterator[int]:
-    """Decode every prompt in every way, between plain runs; yields how many are done.
+    """Decode every prompt with every candidate, between plain runs, and yield how many runs are done.
 
-    Done again is only what stalled, and a way whose speed-up cannot be.
+    Runs that the file has are not done again, unless they stalled or their candidate's speed-up is impossible.
     """
-    file = Records.open(path, KIND, about, LiveRun)
+    file = open_live_runs(path, about)
 
-    def taken(chosen: Sequence[Candidate], numbers: Sequence[int]) -> Iterator[int]:
-        """Take what is left of some rounds; yield how many runs each turn had."""
-        for due in (_never_run, _to_take_again):
-            while turns := _turns(file, chosen, outputs, numbers, due):
-                for output, number, left in turns:
-                    file.append(*_turn(target, proposers, output, number, left, max_new_tokens))
-                    yield len(left)
+    def take(chosen: Sequence[Candidate], numbers: Sequence[int]) -> Iterator[int]:
+        """Take the missing and stalled runs of some rounds, and yield the number of runs of each turn."""
+        for is_due in (_never_run, _to_repeat):
+            while turns := _turns(live_runs_of(file), chosen, outputs, numbers, is_due):
+                for output, number, due in turns:
+                    append_live_runs(file, _turn(target, proposers, output, number, due, max_new_tokens))
+                    yield len(due)
 
     total, numbers = rounds * len(outputs) * len(candidates), range(rounds)
-    count = total - sum(len(left) for _, _, left in _turns(file, candidates, outputs, numbers, _never_run))
-    yield count
-    for done in taken(candidates, numbers):
-        count = min(total, count + done)
-        yield count
-    for number in range(rounds, rounds + AGAIN):
-        for _ in taken(list(measured(path, outputs, candidates).impossible), [number]):
-            yield count
+    missing = _turns(live_runs_of(file), candidates, outputs, numbers, _never_run)
+    runs_done = total - sum(len(due) for _, _, due in missing)
+    yield runs_done
+    for taken in take(candidates, numbers):
+        runs_done = min(total, runs_done + taken)
+        yield runs_done
+    for number in range(rounds, rounds + REPEATS):
+        for _ in take(list(measured(path, outputs, candidates).impossible), [number]):
+            yield runs_done
 
 
 def _turn(
@@ -113,46 +88,41 @@ def _turn(
     number: int,
     candidates: Sequence[Candidate],
     max_new_tokens: int,
-) -> list[Record]:
-    """Run these ways on a prompt, a plain run before and after each; only then look at what came out."""
-    _state(target, output, max_new_tokens)  # behind what was written last
-    states, runs = [_state(target, output, max_new_tokens)], []
+) -> list[LiveRun]:
+    """Run candidates on a prompt, a plain run before and after each, and compare their outputs afterwards."""
+    _plain_state(target, output, max_new_tokens)  # does not count: it follows what was written last
+    states, generations = [_plain_state(target, output, max_new_tokens)], []
     for candidate in candidates:
-        runs.append(_decode(target, output, candidate.options(proposers) | {"max_new_tokens": max_new_tokens}))
-        states.append(_state(target, output, max_new_tokens))
-    place = {"set": output.set, "id": output.id, "output_digest": output.digest, "round": number}
+        options = options_of(candidate, proposers)
+        options["max_new_tokens"] = max_new_tokens
+        generations.append(_decode(target, output, options))
+        states.append(_plain_state(target, output, max_new_tokens))
     return [
-        place | asdict(candidate) | _record(target, output, run) | {"states": [asdict(before), asdict(after)]}
-        for candidate, run, (before, after) in zip(candidates, runs, pairwise(states), strict=True)
+        _live_run(target, output, number, candidate, generation, state_pair)
+        for candidate, generation, state_pair in zip(candidates, generations, pairwise(states), strict=True)
     ]
 
 
 def _turns(
-    file: Iterable[Record],
+    runs: Sequence[LiveRun],
     candidates: Sequence[Candidate],
     outputs: Sequence[Output],
     numbers: Iterable[int],
-    due: Callable[[Attempts], bool],
+    is_due: Callable[[Attempts], bool],
 ) -> list[tuple[Output, int, list[Candidate]]]:
-    """Prompts and rounds with the ways that are due there, in the order in which they are to run."""
-    made = _attempts(file, outputs)
-    turns = [
-        (
-            output,
-            number,
-            [
-                candidate
-                for candidate in _drawn(candidates, output, number)
-                if due(made.get((output.key[:2], number, candidate), []))
-            ],
-        )
-        for number, output in product(numbers, outputs)
-    ]
-    return [turn for turn in turns if turn[2]]
+    """Return prompts and rounds with the candidates that are due, in the order in which they are to run."""
+    attempts = _attempts(runs, outputs)
+    turns = []
+    for number, output in product(numbers, outputs):
+        order = _drawn_order(candidates, output, number)
+        due = [candidate for candidate in order if is_due(attempts.get((output.prompt_key, number, candidate), []))]
+        if due:
+            turns.append((output, number, due))
+    return turns
 
 
-def _drawn(candidates: Sequence[Candidate], output: Output, number: int) -> list[Candidate]:
-    """Draw an order of all ways for a prompt and a round: the same whenever a run that was stopped goes on."""
+def _drawn_order(candidates: Sequence[Candidate], output: Output, number: int) -> list[Candidate]:
+    """Draw an order for a prompt and a round, the same one whenever an interrupted study goes on."""
     return Random(f"{number} {output.set} {output.id}").sample(candidates, len(candidates))
 
 
@@ -160,148 +130,158 @@ def _never_run(attempts: Attempts) -> bool:
     return not attempts
 
 
-def _to_take_again(attempts: Attempts) -> bool:
-    """Every attempt stalled, and there were not too many."""
-    return all(stall for _, stall in attempts) and len(attempts) <= AGAIN
+def _to_repeat(attempts: Attempts) -> bool:
+    """Return whether every attempt stalled and another is allowed."""
+    return all(stall for _, stall in attempts) and len(attempts) <= REPEATS
 
 
-def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, Attempts]:
-    """Of these prompts."""
-    contexts = {output.key[:2]: len(output.prompt) + len(output.output) / 2 for output in outputs}
-    texts = {output.key[:2]: output.digest for output in outputs}
-    rows = [row for row in file if key_of(row) in texts and row.get("output_digest", "") in ("", texts[key_of(row)])]
-    found: dict[Run, Attempts] = {}
-    for row, stall in zip(rows, stalled(rows, contexts), strict=True):
-        found.setdefault((key_of(row), row["round"], Candidate.of(row)), []).append((row, stall))
-    return found
+def _attempts(runs: Sequence[LiveRun], outputs: Sequence[Output]) -> dict[RunKey, Attempts]:
+    """Return the attempts at every run of these outputs; runs of other texts under the same key are left out."""
+    contexts = {output.prompt_key: output.mean_context for output in outputs}
+    digests = {output.prompt_key: output.digest for output in outputs}
+    of_outputs = [
+        run
+        for run in runs
+        if run.prompt_key in digests and run.output_digest in ("", digests[run.prompt_key])  # early runs have none
+    ]
+    attempts: dict[RunKey, Attempts] = {}
+    for run, stall in zip(of_outputs, find_stalls(of_outputs, contexts), strict=True):
+        attempts.setdefault((run.prompt_key, run.round, run.candidate), []).append((run, stall))
+    return attempts
 
 
-def _state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
-    """Decode plainly."""
+def _plain_state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
+    """Decode plainly, and return the state of the machine."""
     stats = _decode(target, output, {"max_new_tokens": max_new_tokens}).stats
     return state_of(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
 
 
 def _decode(target: Model, output: Output, options: Options) -> Generation:
-    """On a GPU by the second of two runs: the first may compile kernels and capture iterations."""
+    """Decode a prompt; on a GPU twice, as the first run may compile kernels and capture iterations."""
     if target.device.type == "cuda":
         generate(target, output.prompt, **options)
     return generate(target, output.prompt, **options)
 
 
-def _record(target: Model, output: Output, run: Generation) -> Record:
-    difference = explain(target, output.prompt, output.output, run.token_ids)
-    return {
-        "emitted": run.stats.emitted,
-        "iterations": run.stats.iterations,
-        "seconds": run.stats.total_s - run.stats.prefill_s,
-        "draft_s": run.stats.draft_s,
-        "target_s": run.stats.verify_s,
-        "differs": None if difference is None else str(difference),
-        "tie": difference is None or difference.tie,
-    }
+def _live_run(
+    target: Model,
+    output: Output,
+    number: int,
+    candidate: Candidate,
+    generation: Generation,
+    states: tuple[MachineState, MachineState],
+) -> LiveRun:
+    difference = explain(target, output.prompt, output.output, generation.token_ids)
+    stats = generation.stats
+    return LiveRun(
+        output.set,
+        output.id,
+        output.digest,
+        number,
+        candidate,
+        emitted=stats.emitted,
+        iterations=stats.iterations,
+        seconds=stats.total_s - stats.prefill_s,
+        draft_s=stats.draft_s,
+        verify_s=stats.verify_s,
+        differs=None if difference is None else str(difference),
+        tie=difference is None or difference.tie,
+        states=states,
+    )
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A way against plain decoding."""
+class LiveResult:
+    """A candidate against plain decoding, and the machine that it met."""
 
-    tar: float
-    tokens_per_s: float
-    plain_tokens_per_s: float
-    speed_up: float
-    interval: tuple[float, float]
-    lossless: bool
-    """Every output is the trace's, but for ties of rounding."""
-    states: dict[Key, list[MachineState]] = field(repr=False)
-    """Of the machine before and after each run, by prompt."""
-
-    def to_json(self) -> Record:
-        return {name: value for name, value in vars(self).items() if name != "states"}
+    speed: LiveSpeed
+    states: dict[PromptKey, list[MachineState]] = field(repr=False)
+    """The states of the machine before and after each run, by prompt."""
 
 
 @dataclass(frozen=True)
-class LiveRuns:
-    """What they showed."""
+class LiveResults:
+    """What the live runs of all candidates show."""
 
-    by_way: dict[Candidate, Measured] = field(default_factory=dict)
-    """Ways that were run on every prompt."""
-    impossible: dict[Candidate, Measured] = field(default_factory=dict)
-    """Ways that were too, with a speed-up above their TAR: the machine was disturbed, and these are no results."""
-    stalled: list[Key] = field(default_factory=list)
-    """Prompts that no way counts: one of them stalled there, however often it was taken again."""
+    by_candidate: dict[Candidate, LiveResult] = field(default_factory=dict)
+    """Candidates that ran on every prompt."""
+    impossible: dict[Candidate, LiveResult] = field(default_factory=dict)
+    """Candidates that did too, but with a speed-up above their TAR: the machine was disturbed."""
+    stalled: list[PromptKey] = field(default_factory=list)
+    """Prompts that count for no candidate: one stalled there however often it was taken again."""
     lossless: bool | None = None
-    """Every output is the trace's, but for ties of rounding; None where nothing was run."""
+    """Whether every output is the trace's, but for ties of rounding; None if nothing ran."""
 
 
-def measured(path: Path, outputs: Sequence[Output], candidates: Sequence[Candidate]) -> LiveRuns:
-    """Read what these ways showed on these prompts, by rounds that were run on all of them.
-
-    Speed-ups are ratios of sums over prompts, their intervals a bootstrap.
-    """
-    made: dict[Candidate, dict[int, dict[Key, Attempts]]] = {}
-    for (key, number, candidate), attempts in _attempts(Records.read(path, KIND, LiveRun), outputs).items():
-        made.setdefault(candidate, {}).setdefault(number, {})[key] = attempts
-    keys = [output.key[:2] for output in outputs]
-    whole: dict[Candidate, dict[Key, list[Attempts]]] = {}
+def measured(path: Path, outputs: Sequence[Output], candidates: Sequence[Candidate]) -> LiveResults:
+    """Read what candidates showed on these outputs, by the rounds that ran on all of them."""
+    by_round: dict[Candidate, dict[int, dict[PromptKey, Attempts]]] = {}
+    for (key, number, candidate), attempts in _attempts(read_live_runs(path), outputs).items():
+        by_round.setdefault(candidate, {}).setdefault(number, {})[key] = attempts
+    keys = [output.prompt_key for output in outputs]
+    by_prompt: dict[Candidate, dict[PromptKey, list[Attempts]]] = {}
     for candidate in candidates:
-        rounds = [by_prompt for by_prompt in made.get(candidate, {}).values() if by_prompt.keys() == set(keys)]
-        if rounds:
-            whole[candidate] = {key: [by_prompt[key] for by_prompt in rounds] for key in keys}
-    lost = [key for key in keys if any(_sound(one) is None for its in whole.values() for one in its[key])]
-    enough = not lost or len(keys) - len(lost) > 1  # of one prompt that is left nobody knows how sure it is
-    same = {candidate: _lossless(made[candidate].values()) for candidate in whole}
-    every = (
-        {candidate: _measured(whole[candidate], lost, lossless=same[candidate]) for candidate in whole}
-        if enough
-        else {}
+        whole_rounds = [prompts for prompts in by_round.get(candidate, {}).values() if prompts.keys() == set(keys)]
+        if whole_rounds:
+            by_prompt[candidate] = {key: [prompts[key] for prompts in whole_rounds] for key in keys}
+    stalled = [key for key in keys if _always_stalled(key, by_prompt.values())]
+    lossless = {candidate: _lossless(by_round[candidate].values()) for candidate in by_prompt}
+    results = {}
+    if not stalled or len(keys) - len(stalled) > 1:  # a single prompt that is left would have no interval
+        for candidate, attempts_of in by_prompt.items():
+            counting = {
+                key: [run for attempts in rounds if (run := _counting_run(attempts))]
+                for key, rounds in attempts_of.items()
+                if key not in stalled
+            }
+            results[candidate] = _result(counting, lossless=lossless[candidate])
+    return LiveResults(
+        {candidate: result for candidate, result in results.items() if result.speed.speed_up <= result.speed.tar},
+        {candidate: result for candidate, result in results.items() if result.speed.speed_up > result.speed.tar},
+        stalled,
+        all(lossless.values()) if lossless else None,
     )
-    return LiveRuns(
-        by_way={candidate: run for candidate, run in every.items() if run.speed_up <= run.tar},
-        impossible={candidate: run for candidate, run in every.items() if run.speed_up > run.tar},
-        stalled=lost,
-        lossless=all(same.values()) if same else None,
-    )
 
 
-def _sound(attempts: Attempts) -> Record | None:
-    """The first that did not stall; of those that take so long whenever they are run between calm ones, the middle."""
-    if len(attempts) > AGAIN and all(stall == "seeming" for _, stall in attempts):
-        return sorted((row for row, _ in attempts), key=_seconds)[len(attempts) // 2]
-    return next((row for row, stall in attempts if not stall), None)
+def _always_stalled(key: PromptKey, by_prompt: Iterable[Mapping[PromptKey, list[Attempts]]]) -> bool:
+    """Return whether some round of some candidate has no run of this prompt that counts."""
+    return any(_counting_run(attempts) is None for prompts in by_prompt for attempts in prompts[key])
 
 
-def _seconds(row: Record) -> float:
-    return float(row["seconds"])
+def _counting_run(attempts: Attempts) -> LiveRun | None:
+    """Return the first attempt that did not stall.
+
+    If all seemed slow though the plain runs beside them were not, the candidate is slow here: the median counts.
+    """
+    if len(attempts) > REPEATS and all(stall == "seeming" for _, stall in attempts):
+        return sorted((run for run, _ in attempts), key=lambda run: run.seconds)[len(attempts) // 2]
+    return next((run for run, stall in attempts if not stall), None)
 
 
-def _lossless(rounds: Iterable[Mapping[Key, Attempts]]) -> bool:
-    """Outputs are compared in all runs, those that stalled too."""
-    return all(row["tie"] for by_prompt in rounds for attempts in by_prompt.values() for row, _ in attempts)
+def _lossless(rounds: Iterable[Mapping[PromptKey, Attempts]]) -> bool:
+    """Return whether all outputs are the trace's; those of stalled runs are compared too."""
+    return all(run.tie for prompts in rounds for attempts in prompts.values() for run, _ in attempts)
 
 
-def _measured(by_prompt: Mapping[Key, list[Attempts]], lost: Sequence[Key], *, lossless: bool) -> Measured:
-    kept = {key: [row for one in its if (row := _sound(one))] for key, its in by_prompt.items() if key not in lost}
-    return _compare(kept, lossless=lossless)
+def _result(by_prompt: Mapping[PromptKey, list[LiveRun]], *, lossless: bool) -> LiveResult:
+    """Compare a candidate with plain decoding: ratios of sums over prompts, with a bootstrap over prompts."""
 
+    def sums(figure: Callable[[LiveRun], float]) -> np.ndarray:
+        """Return the sum of a figure over the runs of each prompt [prompts]."""
+        return np.array([sum(map(figure, runs)) for runs in by_prompt.values()])
 
-def _compare(by_prompt: Mapping[Key, list[Record]], *, lossless: bool) -> Measured:
-    def sums(figure: Callable[[Record], float]) -> np.ndarray:
-        return np.array([sum(map(figure, rows)) for rows in by_prompt.values()])
+    def plain_s(run: LiveRun) -> float:
+        """Return the seconds of plain decoding for as many tokens, on the machine around this run."""
+        return run.emitted * fmean(state.plain_s for state in run.states)
 
-    emitted, seconds = sums(lambda row: row["emitted"]), sums(_seconds)
-    plain = sums(lambda row: row["emitted"] * fmean(state["plain_s"] for state in row["states"]))
+    emitted, seconds, plain = sums(lambda run: run.emitted), sums(lambda run: run.seconds), sums(plain_s)
     low, high = bootstrap(lambda draws: plain[draws].sum(1) / seconds[draws].sum(1), len(by_prompt))
-    return Measured(
-        tar=float(emitted.sum() / max(1.0, sums(lambda row: row["iterations"]).sum())),
+    speed = LiveSpeed(
+        tar=float(emitted.sum() / max(1.0, sums(lambda run: run.iterations).sum())),
         tokens_per_s=float(emitted.sum() / seconds.sum()),
         plain_tokens_per_s=float(emitted.sum() / plain.sum()),
         speed_up=float(plain.sum() / seconds.sum()),
         interval=(float(low), float(high)),
         lossless=lossless,
-        states={key: [_machine(one) for row in rows for one in row["states"]] for key, rows in by_prompt.items()},
     )
-
-
-def _machine(state: Record) -> MachineState:
-    return MachineState(state["plain_s"], state["handover_s"], state["arithmetic_s"])
+    return LiveResult(speed, {key: [state for run in runs for state in run.states] for key, runs in by_prompt.items()})

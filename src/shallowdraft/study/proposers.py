@@ -1,57 +1,58 @@
-"""Who can propose in a study: what each needs, how its acceptance is found, how it is run."""
+"""Proposers of a study: for each kind of drafting what it needs, how it is replayed, and how the engine runs it."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shallowdraft.decoding.candidate import ProposerKey
 from shallowdraft.decoding.drafters.skip import early_exit
-from shallowdraft.decoding.options import BRANCHING, DrafterName, Options
+from shallowdraft.decoding.options import BRANCHING, Options
 from shallowdraft.errors import ShallowdraftError
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.model import Model, check_vocabulary
-from shallowdraft.replay.medusa import replay_heads
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.ngram import NAME, replay_copies
+from shallowdraft.replay.medusa import replay_medusa
+from shallowdraft.replay.model import replay_model
+from shallowdraft.replay.ngram import NAME, replay_ngram
 from shallowdraft.replay.result import Replay
-from shallowdraft.replay.skip import name_of, replay_skips
-from shallowdraft.replay.trace import Trace
+from shallowdraft.replay.skip import name_of, replay_skip
 from shallowdraft.replay.tree import replay_trees
+from shallowdraft.runs.candidate import DrafterName, ProposerKey
+from shallowdraft.runs.folder import RunFolder
+from shallowdraft.runs.trace import Trace
 
 
 @dataclass(frozen=True)
 class Proposer:
-    """A draft model, or whatever else proposes."""
+    """A drafter with what it needs."""
 
     name: str
     """In tables."""
     drafter: DrafterName
     draft: str
-    """In records, where it tells those of a kind apart."""
+    """In records: tells proposers of one drafter apart."""
     shape: str
     context: int
-    """The longest text that it can read."""
+    """The longest text that it reads."""
     options: Options = field(repr=False)
-    """To generate with it; lookahead and tree are a way's."""
+    """Options of `generate`; a candidate adds its lookahead and tree."""
     replay: Callable[[Trace, Sequence[int], Path], Replay] = field(repr=False)
-    """Given a trace, sizes of proposals and a folder for what takes time to find."""
+    """Replays a trace at some sizes; the folder keeps results that take long."""
     layers: int = 0
-    """Of a draft model; what else proposes has none of its own."""
+    """Of a draft model; other proposers have no model of their own."""
     parameters: int = 0
-    """Likewise."""
+    """Of a draft model."""
 
     @property
-    def whose(self) -> ProposerKey:
+    def key(self) -> ProposerKey:
         return self.drafter, self.draft
 
     @property
     def branches(self) -> bool:
-        """Whether the size of a proposal is its number of nodes."""
+        """Whether the size of its proposals is a number of nodes, not a lookahead."""
         return self.drafter in BRANCHING
 
 
-def drafting_model(draft: Model) -> Proposer:
-    """One token after the other."""
+def model_proposer(draft: Model) -> Proposer:
+    """Return the proposer of a draft model that proposes chains."""
     return Proposer(
         draft.name,
         "model",
@@ -59,14 +60,14 @@ def drafting_model(draft: Model) -> Proposer:
         str(draft.shape),
         draft.shape.context,
         Options(draft=draft),
-        lambda trace, _sizes, _folder: replay(draft, trace, fits=True),
+        lambda trace, _sizes, _folder: replay_model(draft, trace, fits=True),
         draft.shape.layers,
         draft.shape.parameters,
     )
 
 
-def branching_model(draft: Model) -> Proposer:
-    """A tree of each size, the one that keeps most of the trace."""
+def tree_proposer(draft: Model) -> Proposer:
+    """Return the proposer of a draft model that proposes, at each size, the tree that keeps most of the trace."""
     return Proposer(
         f"tree {draft.name}",
         "tree",
@@ -80,7 +81,8 @@ def branching_model(draft: Model) -> Proposer:
     )
 
 
-def copying(target: Model) -> Proposer:
+def ngram_proposer(target: Model) -> Proposer:
+    """Return the proposer of n-grams; on a GPU it always proposes whole proposals."""
     whole = target.device.type == "cuda"
     return Proposer(
         NAME,
@@ -89,14 +91,14 @@ def copying(target: Model) -> Proposer:
         "no model",
         target.shape.context,
         Options(drafter="ngram"),
-        lambda trace, sizes, _folder: replay_copies(trace, sizes, whole=whole),
+        lambda trace, sizes, _folder: replay_ngram(trace, sizes, whole=whole),
     )
 
 
-def skipping(target: Model, skips: Collection[int] | None = None) -> Proposer:
-    """By default early exit at half the depth."""
+def skip_proposer(target: Model, skips: Collection[int] | None = None) -> Proposer:
+    """Return the proposer of the target without some parts; by default without the second half of its layers."""
     chosen = tuple(sorted(early_exit(target.shape.layers) if skips is None else skips))
-    target.decoder.skipping(chosen)  # refuses parts that there are not
+    target.decoder.skipping(chosen)  # raises on parts that the target does not have
     return Proposer(
         "skip",
         "skip",
@@ -104,12 +106,12 @@ def skipping(target: Model, skips: Collection[int] | None = None) -> Proposer:
         f"{target.shape} without {len(chosen)} of {2 * target.shape.layers} parts",
         target.shape.context,
         Options(drafter="skip", skips=chosen),
-        lambda trace, sizes, folder: replay_skips(target, chosen, trace, sizes, folder / "skips.jsonl"),
+        lambda trace, sizes, folder: replay_skip(target, chosen, trace, sizes, RunFolder(folder).skip_replays),
     )
 
 
-def guessing(target: Model, heads: Heads, name: str) -> Proposer:
-    """Heads on the target; `name` is what records call them."""
+def medusa_proposer(target: Model, heads: Heads, name: str) -> Proposer:
+    """Return the proposer of Medusa heads on the target; `name` is what records call them."""
     return Proposer(
         "medusa",
         "medusa",
@@ -117,14 +119,14 @@ def guessing(target: Model, heads: Heads, name: str) -> Proposer:
         f"{heads.shape.count} heads",
         target.shape.context,
         Options(drafter="medusa", heads=heads),
-        lambda trace, sizes, _folder: replay_heads(target, heads, name, trace, sizes),
+        lambda trace, sizes, _folder: replay_medusa(target, heads, name, trace, sizes),
     )
 
 
 def load_drafts(
     target: Model, load: Callable[[str], Model], names: Sequence[str]
 ) -> tuple[list[Model], dict[str, str]]:
-    """Those that can be used, and why others cannot."""
+    """Load drafts; return those that can be used, and why the others cannot."""
     drafts, failed = [], {}
     for name in names:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import log
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 from shallowdraft import cost
 from shallowdraft.building.generated_text import write_continuations
@@ -22,23 +22,25 @@ from shallowdraft.building.jobs import Distil
 from shallowdraft.building.stages import Workshop, prune_by_importance
 from shallowdraft.building.token_store import TokenStore, empty_store, open_store, write_store
 from shallowdraft.building.training import Recipe, Step, rows_at_once, usual_rate
-from shallowdraft.decoding.candidate import Candidate, drafting
+from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.errors import ClusterError, CorpusError, OptionError, RecordError, ShallowdraftError, TrainingError
-from shallowdraft.files import Count, Size
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
-from shallowdraft.profiling.latency import Profile, fitting, longest_context, measure, points, read_profile
 from shallowdraft.profiling.latency_model import LatencyLaw, layer_weights
+from shallowdraft.profiling.measure import all_points, fitting, longest_context, measure
 from shallowdraft.records import Record, Records
-from shallowdraft.replay.model import replay
-from shallowdraft.replay.trace import Trace
+from shallowdraft.replay.model import replay_model
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.folder import RunFolder
+from shallowdraft.runs.profile import Profile, read_profile
+from shallowdraft.runs.search import open_search
+from shallowdraft.runs.trace import Trace
 from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.cluster import Executor
 from shallowdraft.study.design import design, enumerate_shapes
 from shallowdraft.study.forecast import forecast
-from shallowdraft.study.study import Follow, timed_at
+from shallowdraft.study.study import Follow, timed_lookaheads
 
-KIND = "search"
 REDUCTION = 3
 HOPELESS = 0.9  # a shape that would have to be accepted more often than that is not built
 SEQUENCE, BATCH = 128, 1024
@@ -73,29 +75,6 @@ class Rung:
 
     candidates: int
     tokens: int
-
-
-class Judgement(TypedDict):
-    """What a line of a search must have."""
-
-    candidate: str
-    rung: Count
-    tokens: Count
-    lookahead: Size
-    tar: float
-    speed_up: float
-    tokens_per_s: float
-
-
-class PassedOver(TypedDict):
-    """The same for a candidate that failed."""
-
-    candidate: str
-    rung: Count
-    failed: str
-
-
-LINE = Judgement | PassedOver
 
 
 @dataclass(frozen=True)
@@ -204,7 +183,7 @@ class Search:
             "parents": {name: parent.digest for name, parent in self.builder.parents.items()},
             "rungs": [vars(rung) for rung in rungs],
         }
-        file = Records.open(self.builder.folder / "search.jsonl", KIND, about, LINE)
+        file = open_search(RunFolder(self.builder.folder).search, about)
         done = {(row["candidate"], row["rung"]): row for row in file}
         left = list(candidates)
         for number, rung in enumerate(rungs):
@@ -252,12 +231,12 @@ class Search:
 
     def _judge(self, candidate: ShapeCandidate, folder: Path) -> Record:
         draft = replace(self.load_draft(str(folder)), name=candidate.name)
-        candidates = [Candidate.with_draft(draft, lookahead) for lookahead in timed_at(self.lookaheads)]
+        candidates = [Candidate.with_draft(draft, lookahead) for lookahead in timed_lookaheads(self.lookaheads)]
         most = longest_context(self.engine.shape.context, draft.shape.context, candidates[-1].lookahead)
-        wanted = points(candidates, fitting([round(self.trace.mean_context)], most), [1])
-        steps = measure(self.engine, drafting({candidate.name: draft}), wanted, self.profile, self.rounds)
+        wanted = all_points(candidates, fitting([round(self.trace.mean_context)], most), [1])
+        steps = measure(self.engine, draft_options({candidate.name: draft}), wanted, self.profile, self.rounds)
         self.follow(f"timing {candidate.name}", steps, self.rounds * len(wanted))
-        found = replay(draft, self.trace)
+        found = replay_model(draft, self.trace)
         best = cost.best(forecast(found, read_profile(self.profile), self.lookaheads))
         return {
             "lookahead": best.lookahead,

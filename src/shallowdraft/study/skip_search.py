@@ -20,7 +20,7 @@ from shallowdraft.files import PositiveSeconds, Seconds, from_record
 from shallowdraft.identity import text_digest
 from shallowdraft.models.model import Model
 from shallowdraft.records import Records
-from shallowdraft.replay.trace import Output, Trace
+from shallowdraft.runs.trace import Output, Trace
 
 KIND = "skip search"
 LONGEST = 8  # lookahead at which acceptance is counted

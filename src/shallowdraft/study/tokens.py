@@ -1,71 +1,68 @@
-"""Inside generations: for some prompts, where every token of the text came from, kept for the report."""
+"""Where each token of some outputs came from, kept for the report."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from shallowdraft.decoding.text import text_after, text_stream
 from shallowdraft.models.model import Model
-from shallowdraft.records import Record, Records
 from shallowdraft.replay.model import choices
 from shallowdraft.replay.result import Replay
-from shallowdraft.replay.trace import Output
+from shallowdraft.runs.tokens import Source, TokenSources, write_tokens
+from shallowdraft.runs.trace import Output
 from shallowdraft.study.proposers import Proposer
 
-KIND = "inside"
-ENDS = 3  # of the prompts: so many where the winner does best, and so many where it does worst
-PROMPT_CHARACTERS = 400  # of a prompt's end
-
-Source = Literal["accepted", "correction", "bonus", "own"]
-"""A draft token; the target's instead of one; the target's behind a proposal that was accepted whole; the target's
-where nothing was proposed."""
+SHOWN_AT_EACH_END = 3  # outputs on which the fastest candidate does best, and on which it does worst
+PROMPT_CHARACTERS = 400  # kept of a prompt's end
 
 
-def keep_inside(target: Model, shown: Sequence[tuple[Proposer, Replay, int]], path: Path) -> None:
-    """For proposers, the winner first, each at its chosen size."""
-    file = Records.open(path, KIND, {"target": target.name, "target_digest": target.digest})
-    rows = _ends(shown[0][1], shown[0][2])
-    found = (_inside(target, *one, row) for one in shown for row in rows)
-    file.renew(found, "set", "id", "sample", "drafter", "draft")
+def keep_tokens(target: Model, shown: Sequence[tuple[Proposer, Replay, int]], path: Path) -> None:
+    """Write the sources of tokens for proposers at their chosen sizes, the fastest first."""
+    _, fastest, size = shown[0]
+    rows = _best_and_worst(fastest, size)
+    about = {"target": target.name, "target_digest": target.digest}
+    write_tokens(path, about, (_token_sources(target, *candidate, row) for candidate in shown for row in rows))
 
 
-def _ends(found: Replay, size: int) -> list[int]:
-    """Outputs of least and most tokens an iteration."""
-    long = [row for row, output in enumerate(found.trace.outputs) if len(output.output) > 1]
-    tars = {row: found.walk.emitted[row] / found.walk.at(size)[row] for row in long}
+def _best_and_worst(replay: Replay, size: int) -> list[int]:
+    """Return the outputs with the most and with the fewest tokens per iteration."""
+    long = [row for row, output in enumerate(replay.trace.outputs) if len(output.output) > 1]
+    tars = {row: replay.walk.emitted[row] / replay.walk.at(size)[row] for row in long}
     ordered = sorted(long, key=tars.__getitem__)
-    return list(dict.fromkeys([*ordered[-ENDS:][::-1], *ordered[:ENDS]]))
+    return list(dict.fromkeys([*ordered[-SHOWN_AT_EACH_END:][::-1], *ordered[:SHOWN_AT_EACH_END]]))
 
 
-def _inside(target: Model, proposer: Proposer, found: Replay, size: int, row: int) -> Record:
-    output, candidate = found.trace.outputs[row], found.candidate(size)
+def _token_sources(target: Model, proposer: Proposer, replay: Replay, size: int, row: int) -> TokenSources:
+    output = replay.trace.outputs[row]
     draft = proposer.options.get("draft") if proposer.drafter == "model" else None
-    proposed = choices(draft, output, found.trace.vocabulary["size"]) if draft else []
-    came_from = sources(found.iterations_in(row, size), len(output.output))
+    proposed = choices(draft, output, replay.trace.vocabulary["size"]) if draft else []
+    came_from = sources(replay.iterations_in(row, size), len(output.output))
     replaced = [
-        _spelled(target, [*output.prompt, *output.output[:at]], proposed[at - 1])
-        if one == "correction" and at <= len(proposed)
+        _spelled(target, [*output.prompt, *output.output[:place]], proposed[place - 1])
+        if source == "correction" and place <= len(proposed)
         else None
-        for at, one in enumerate(came_from)
+        for place, source in enumerate(came_from)
     ]
-    return {
-        "set": output.set,
-        "id": output.id,
-        "sample": output.sample,
-        **asdict(candidate),
-        "tar": float(found.walk.tar(np.array([row]))[found.walk.sizes.index(size)]),
-        "prompt": target.decode(output.prompt)[-PROMPT_CHARACTERS:],
-        "tokens": [list(one) for one in zip(_pieces(target, output), came_from, replaced, strict=True)],
-    }
+    return TokenSources(
+        set=output.set,
+        id=output.id,
+        sample=output.sample,
+        **asdict(replay.candidate(size)),
+        tar=float(replay.walk.tar(np.array([row]))[replay.walk.sizes.index(size)]),
+        prompt=target.decode(output.prompt)[-PROMPT_CHARACTERS:],
+        tokens=tuple(zip(_pieces(target, output), came_from, replaced, strict=True)),
+    )
 
 
 def sources(iterations: Sequence[tuple[int, int]], count: int) -> list[Source]:
-    """Of so many tokens, the first of which prefill yields; iterations by what they keep and what they propose."""
-    return ["own", *chain.from_iterable(_of_iteration(*one) for one in iterations)][:count]
+    """Return the source of each of `count` tokens, given how many tokens each iteration keeps and proposes.
+
+    The prefill yields the first token.
+    """
+    return ["own", *chain.from_iterable(_of_iteration(*counts) for counts in iterations)][:count]
 
 
 def _of_iteration(kept: int, proposed: int) -> Iterator[Source]:
@@ -75,15 +72,15 @@ def _of_iteration(kept: int, proposed: int) -> Iterator[Source]:
 
 
 def _pieces(target: Model, output: Output) -> list[str]:
-    """Text by token; a character of several tokens counts for the last of them."""
+    """Return the text of each token; a character of several tokens belongs to the last of them."""
     if target.tokenizer is None:
         return [f"{token} " for token in output.output]
     stream = text_stream(target, output.prompt)
-    found = [stream.push(token) for token in output.output]
-    found[-1] += stream.flush()
-    return found
+    pieces = [stream.push(token) for token in output.output]
+    pieces[-1] += stream.flush()
+    return pieces
 
 
 def _spelled(target: Model, before: Sequence[int], token: int) -> str:
-    """A token as it would stand behind others."""
+    """Return the text of a token as it would stand after others."""
     return str(token) if target.tokenizer is None else text_after(target, before, [token])

@@ -5,13 +5,14 @@ from torch import Tensor
 
 from shallowdraft.decoding.drafters.drafter import NoDrafter
 from shallowdraft.decoding.drafters.tree import draw_children, likeliest_children
-from shallowdraft.decoding.sampling import Sampling, probabilities
+from shallowdraft.decoding.sampling import probabilities
 from shallowdraft.decoding.state import State
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
 from shallowdraft.models.tree import Tree
+from shallowdraft.runs.sampling import Sampling
 
 
 class MedusaDrafter(NoDrafter):

@@ -5,11 +5,12 @@ import copy
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.sampling import Sampling, Samplings, drawn, in_vocabulary
+from shallowdraft.decoding.sampling import Samplings, drawn, in_vocabulary
 from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.runs.sampling import Sampling
 
 
 class ModelDrafter:

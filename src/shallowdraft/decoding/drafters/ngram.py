@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from shallowdraft.decoding.drafters.drafter import NoDrafter
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import State
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.cache import KVCache
+from shallowdraft.runs.sampling import Sampling
 
 LONGEST_MATCH = 16  # tokens at the end of a text that are looked for further up
 UNLIKELY = 1 / 9  # how likely a copied token is to be kept where it costs about what it brings

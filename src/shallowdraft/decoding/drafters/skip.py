@@ -5,10 +5,10 @@ from collections.abc import Collection
 from torch import Tensor
 
 from shallowdraft.decoding.drafters.model import ModelDrafter
-from shallowdraft.decoding.sampling import Sampling
 from shallowdraft.decoding.state import State
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.runs.sampling import Sampling
 
 
 class SkipDrafter(ModelDrafter):

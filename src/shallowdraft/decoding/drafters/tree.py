@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from shallowdraft.decoding.drafters.model import ModelDrafter
-from shallowdraft.decoding.sampling import Sampling, draw, in_vocabulary, probabilities, without
+from shallowdraft.decoding.sampling import draw, in_vocabulary, probabilities, without
 from shallowdraft.decoding.state import State
 from shallowdraft.decoding.verification import Proposal
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.tree import Tree
+from shallowdraft.runs.sampling import Sampling
 
 
 class TreeDrafter(ModelDrafter):

@@ -19,7 +19,7 @@ from shallowdraft.report.figures import (
     stacked,
     whole,
 )
-from shallowdraft.report.run import Entry, Run, Step
+from shallowdraft.report.run import Entry, RunView, ShapeStep
 
 SEEN = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 0.85]))  # on white and on black
 ROOM = 1.2  # for numbers behind bars
@@ -27,7 +27,7 @@ CHANGES = ("speed-up", "loss", "gain")
 PARTS = {"drafting": "draft_s", "verifying": "verify_s", "the rest": "other_s"}
 
 
-def time_split(run: Run) -> Figure | Gap:
+def time_split(run: RunView) -> Figure | Gap:
     """The paper's Figure 3."""
     found = run.predicted
     if not found:
@@ -74,7 +74,7 @@ def _parts(one: Entry) -> list[dict[str, Any]]:
     ]
 
 
-def waterfall(run: Run) -> Figure | Gap:
+def waterfall(run: RunView) -> Figure | Gap:
     """From the ideal speed-up of the winner, its TAR, to the actual one."""
     if not run.predicted:
         return Gap("from the ideal speed-up to the actual one", UNFINISHED)
@@ -110,7 +110,7 @@ def _whole(step: str, speed_up: float) -> dict[str, Any]:
     return {"step": step, "from": 0.0, "to": speed_up, "kind": "speed-up", "change": speed_up}
 
 
-def latency_of_shapes(run: Run) -> Figure | Gap:
+def latency_of_shapes(run: RunView) -> Figure | Gap:
     """The paper's Figure 4."""
     if not run.steps:
         sentence = "No shapes were timed, so that depth and width cannot be told apart; run"
@@ -132,7 +132,7 @@ def latency_of_shapes(run: Run) -> Figure | Gap:
     return Figure("latency", _depth(run.steps), chart, table, note)
 
 
-def _depth(steps: list[Step]) -> str:
+def _depth(steps: list[ShapeStep]) -> str:
     """Of the width at which most depths were timed."""
     widths = [one.d_model for one in steps]
     most = max(set(widths), key=lambda width: (widths.count(width), width))

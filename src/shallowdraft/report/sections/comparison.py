@@ -15,22 +15,23 @@ from shallowdraft.report.figures import (
     rows_high,
     shown,
 )
-from shallowdraft.report.run import Entry, Run, cut, ends, label, numbered
+from shallowdraft.report.labels import ends, label, numbered, shortened
+from shallowdraft.report.run import Entry, RunView
 from shallowdraft.report.sections.drafts import TAR, tar_cell, tar_chart
 from shallowdraft.report.sections.speed_up import speed_up_chart
 
 FEW = 3  # targets that a finding can name
 ROW = 17  # pixels of a run at a proposer
-Runs = Mapping[str, Run]
+Runs = Mapping[str, RunView]
 """By name."""
 Key = tuple[str, str]
 """Drafter and draft: who a proposer is in every run."""
 
 
-def named(runs: Sequence[Run]) -> dict[str, Run]:
+def named(runs: Sequence[RunView]) -> dict[str, RunView]:
     """By as much of their folders as tells them apart."""
     short = ends(str(run.folder.resolve()) for run in runs).values()
-    return dict(zip(numbered([cut(one) for one in short]), runs, strict=True))
+    return dict(zip(numbered([shortened(one) for one in short]), runs, strict=True))
 
 
 def side_by_side(runs: Runs) -> list[Figure | Gap]:
@@ -72,7 +73,7 @@ def _bounds(one: Entry) -> dict[str, float]:
     return {"speed_up": one.speed_up, "low": low, "high": high}
 
 
-def _row(found: Sequence[tuple[Run, Entry | None]]) -> tuple[Cell, ...]:
+def _row(found: Sequence[tuple[RunView, Entry | None]]) -> tuple[Cell, ...]:
     name = next(one.name for _, one in found if one)
     speed_ups = [one.speed_up if one else None for _, one in found]
     tars = [one.best.tar if one else None for _, one in found]
@@ -121,12 +122,12 @@ def _targets(runs: Runs) -> dict[str, str]:
     found = [
         target if of_run.count(target) == 1 else f"{target} ({name})" for name, target in zip(runs, of_run, strict=True)
     ]
-    return dict(zip(runs, numbered([cut(one) for one in found]), strict=True))
+    return dict(zip(runs, numbered([shortened(one) for one in found]), strict=True))
 
 
 def _common(entries: Sequence[Entry]) -> int:
     """The largest size that all have; 0 where there is none."""
-    return max(set.intersection(*(set(tars.value) for one in entries for tars in one.sets.values())), default=0)
+    return max(set.intersection(*(set(tars.tar) for one in entries for tars in one.sets.values())), default=0)
 
 
 def _cells(one: Entry, size: int) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from shallowdraft.report.figures import (
     shaped,
     shown,
 )
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.run import Entry, RunView
 
 TAR = "TAR is the tokens gained an iteration: accepted draft tokens and one of the target's."
 UPRIGHT = 3  # names of sets that fit beside each other
@@ -33,7 +33,7 @@ HALF_LINE = 7  # pixels of a label
 DARK = 0.7  # of the range of colours: from there on numbers are white
 
 
-def throughput_against_tar(run: Run) -> Figure | Gap:
+def throughput_against_tar(run: RunView) -> Figure | Gap:
     """The paper's Figure 2."""
     found = run.predicted
     if not found:
@@ -67,7 +67,7 @@ def throughput_against_tar(run: Run) -> Figure | Gap:
     return Figure("throughput", _ranking(run), chart, table, note)
 
 
-def _point(one: Entry, run: Run) -> dict[str, Any]:
+def _point(one: Entry, run: RunView) -> dict[str, Any]:
     return {
         "name": one.name,
         "where": one.best.where,
@@ -79,7 +79,7 @@ def _point(one: Entry, run: Run) -> dict[str, Any]:
     }
 
 
-def _ranking(run: Run) -> str:
+def _ranking(run: RunView) -> str:
     fastest, keenest = run.predicted[0], max(run.predicted, key=lambda one: one.best.tar)
 
     def gives(one: Entry) -> str:
@@ -94,7 +94,7 @@ def _ranking(run: Run) -> str:
     return f"The highest TAR is not the fastest: {gives(keenest)}, {gives(fastest)}."
 
 
-def tar_by_set(run: Run) -> Figure | Gap:
+def tar_by_set(run: RunView) -> Figure | Gap:
     """As the paper's Table 3."""
     found = [one for one in run.entries if one.sets]
     if not found:
@@ -142,10 +142,10 @@ def tar_chart(rows: Values, sets: Sequence[str], lines: int = 1) -> alt.TopLevel
 def tar_cell(one: Entry, name: str, size: int) -> dict[str, Any]:
     """On a prompt set, at a size; where that is not known, or was not replayed, at the largest."""
     tars = one.sets[name]
-    at = size if size in tars.value else max(tars.value)
+    at = size if size in tars.tar else max(tars.tar)
     low, high = tars.bounds(at)
     about = {"label": one.label, "name": one.name, "set": name, "size": at}
-    return about | {"tar": tars.value[at], "low": low, "high": high}
+    return about | {"tar": tars.tar[at], "low": low, "high": high}
 
 
 def _easiest(rows: list[dict[str, Any]], sets: list[str]) -> str:
@@ -159,25 +159,28 @@ def _easiest(rows: list[dict[str, Any]], sets: list[str]) -> str:
     )
 
 
-def accuracy_against_tar(run: Run) -> Figure | Gap:
+def accuracy_against_tar(run: RunView) -> Figure | Gap:
     """The paper's Figure 5."""
-    if run.accuracy is None or not run.accuracy.scores:
-        names = [one.draft for one in run.entries if one.drafter == "model"] or ["DRAFT"]
-        options = ("--draft", *names, "--trace", f"{run.folder}/trace.jsonl", "--json")
-        command = f"{shlex.join(('shallowdraft', 'accuracy', *options))} > {shlex.quote(f'{run.folder}/accuracy.json')}"
-        return Gap("accuracy against TAR", "No accuracy was measured; run", command)
     rows: list[dict[str, Any]] = [
         {
-            "name": one.draft,
-            "kind": one.task,
-            "tar": one.tar,
-            "accuracy": one.accuracy,
-            "low": one.interval[0],
-            "high": one.interval[1],
-            "loss": one.loss,
+            "name": draft.name,
+            "kind": task,
+            "tar": draft.tar,
+            "accuracy": score.accuracy.value,
+            "low": score.accuracy.interval[0],
+            "high": score.accuracy.interval[1],
+            "loss": score.loss,
         }
-        for one in run.accuracy.scores
+        for draft in (run.accuracy.drafts if run.accuracy else ())
+        for task, score in draft.sets.items()
+        if draft.tar
     ]
+    if run.accuracy is None or not rows:
+        names = [entry.draft for entry in run.entries if entry.drafter == "model"] or ["DRAFT"]
+        options = ("--draft", *names, "--trace", f"{run.folder}/trace.jsonl", "--out", str(run.folder))
+        return Gap(
+            "accuracy against TAR", "No accuracy was measured; run", shlex.join(("shallowdraft", "accuracy", *options))
+        )
     base = alt.Chart(data(rows)).encode(
         x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=NEAR),
         color=chosen(list(dict.fromkeys(row["kind"] for row in rows))),
@@ -190,9 +193,15 @@ def accuracy_against_tar(run: Run) -> Figure | Gap:
     bars = base.mark_rule().encode(y=alt.Y("low:Q", axis=axis, scale=NEAR), y2="high:Q")
     columns = ("draft", "task", "TAR", "accuracy", "from", "to", "loss")
     table = Table(columns, [tuple(row.values()) for row in rows])
-    claims = " ".join(f"{name}: {statement}." for name, statement in run.accuracy.statements.items())
+    claims = " ".join(f"{task}: {claim.statement}." for task, claim in run.accuracy.claims.items())
     note = f"Of drafts alone, by the likelihood of choices. Bars are 95 % intervals over questions. {claims}"
-    return Figure("accuracy", _foretold(run.accuracy.ranks), alt.layer(bars, points), table, note)
+    return Figure(
+        "accuracy",
+        _foretold({task: claim.of_accuracy for task, claim in run.accuracy.claims.items()}),
+        alt.layer(bars, points),
+        table,
+        note,
+    )
 
 
 def _foretold(ranks: dict[str, float | None]) -> str:

@@ -9,7 +9,7 @@ import altair as alt
 from shallowdraft import cost
 from shallowdraft.cost import Iteration
 from shallowdraft.report.figures import INK, UNFINISHED, Figure, Gap, Table, chosen, data, marked, rows_high, stacked
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.run import Entry, RunView
 
 HAS, EXTRA, BEYOND = "TAR it has", "extra TAR", "extra, out of reach"
 NOW, PARITY, NEVER = "drafting now", "at parity", "not even at 0 ms"
@@ -60,7 +60,7 @@ def lags(entries: Sequence[Entry]) -> list[Lag]:
     return found
 
 
-def extra_tar(run: Run) -> Figure | Gap:
+def extra_tar(run: RunView) -> Figure | Gap:
     """The paper's Figure 7."""
     if len(run.predicted) < 2:
         return Gap("extra TAR", ALONE if run.predicted else UNFINISHED)
@@ -124,7 +124,7 @@ def _hopeless(others: Sequence[bool], whatever: str) -> str:
     return f"; {sum(others)} of {len(others)} others cannot be, {whatever}." if any(others[1:]) else "."
 
 
-def parity(run: Run) -> Figure | Gap:
+def parity(run: RunView) -> Figure | Gap:
     """The paper's Table 5."""
     if len(run.predicted) < 2:
         return Gap("parity latency", ALONE if run.predicted else UNFINISHED)

@@ -23,12 +23,12 @@ from shallowdraft.report.figures import (
     series_of,
     whole,
 )
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.run import Entry, RunView
 
 CLOSE = 0.05  # of the best speed-up
 
 
-def speed_by_lookahead(run: Run) -> Figure | Gap:
+def speed_by_lookahead(run: RunView) -> Figure | Gap:
     """Curves with the optimum marked."""
     found = [one for one in run.predicted if one.curve]
     if not found:
@@ -95,7 +95,7 @@ def _plateau(one: Entry) -> str:
     return f"{said}; from {min(close)} to {max(close)} it stays within {percent(CLOSE)} of that."
 
 
-def acceptance_by_position(run: Run) -> Figure | Gap:
+def acceptance_by_position(run: RunView) -> Figure | Gap:
     """Share of iterations that keep at least so many draft tokens, among those that propose as many."""
     found = [one for one in run.entries if one.acceptance_by_position]
     if not found:

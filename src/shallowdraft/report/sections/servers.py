@@ -9,13 +9,13 @@ import altair as alt
 
 from shallowdraft.cost import Prediction
 from shallowdraft.report.figures import NEAR, Figure, Gap, Table, chosen, data, marked, percent, rows_high, whole
-from shallowdraft.report.run import Asked, Run, Server
+from shallowdraft.report.run import BenchedServer, Requested, RunView
 from shallowdraft.report.sections.speed_up import MEASURED, PREDICTED, speed_up_chart
 
 INTERVALS = "Bars are 95 % intervals over prompts."
 
 
-def gains(run: Run) -> Figure | Gap:
+def gains(run: RunView) -> Figure | Gap:
     """Speed-ups over the same server without a draft."""
     found = [one for one in run.servers if one.speed_up]
     if not found:
@@ -40,19 +40,19 @@ def gains(run: Run) -> Figure | Gap:
     return Figure("gains", _agreement(known), chart, table, note, rows_high(len(order)))
 
 
-def _unpaired(run: Run) -> str:
+def _unpaired(run: RunView) -> str:
     """Servers that nothing without a draft is like."""
     found = [f"{one.name}, {one.at_once}" for one in run.servers if one.draft and not one.speed_up]
     listed = "; ".join(found)
     return f" Left out, as no server without a draft answered the same requests: {listed}." if found else ""
 
 
-def speeds(run: Run) -> list[Figure]:
+def speeds(run: RunView) -> list[Figure]:
     """Tokens a second by how many requests are under way, of servers that were asked alike."""
     if not run.servers:
         return []
     asked = _usual(run.servers)
-    alike = [one for one in run.servers if one.asked == asked]
+    alike = [one for one in run.servers if one.requested == asked]
     names = list(dict.fromkeys(one.name for one in alike))
     rows: list[dict[str, Any]] = [
         {"kind": one.name, "many": one.level.concurrency, "tokens_per_s": one.level.tokens_per_s}
@@ -83,69 +83,69 @@ def speeds(run: Run) -> list[Figure]:
     return [Figure("servers", finding, alt.layer(base.mark_line().encode(y=y), intervals, points), table, note)]
 
 
-def _usual(servers: Sequence[Server]) -> Asked:
+def _usual(servers: Sequence[BenchedServer]) -> Requested:
     """What most were asked; of several the first."""
-    by_name = {one.name: one.asked for one in servers}
+    by_name = {one.name: one.requested for one in servers}
     return Counter(by_name.values()).most_common(1)[0][0]
 
 
-def _left_out(servers: Sequence[Server], asked: Asked) -> str:
+def _left_out(servers: Sequence[BenchedServer], asked: Requested) -> str:
     """Which were asked otherwise, and how."""
-    found = {one.name: one.asked.unlike(asked) for one in servers if one.asked != asked}
+    found = {one.name: one.requested.differences(asked) for one in servers if one.requested != asked}
     listed = "; ".join(f"{name} ({how})" for name, how in found.items())
     return f"Left out, as they were asked otherwise: {listed}." if found else ""
 
 
-def _strangers(run: Run) -> str:
+def _strangers(run: RunView) -> str:
     """Servers whose draft the study does not know."""
-    known = {entry.draft for entry in run.entries if entry.drafter == "model"}
-    found = {one.name: one.draft for one in run.servers if one.draft and one.draft not in known}
+    strangers = [one for one in run.servers if one.draft and not any(map(one.drafts_with, run.entries))]
+    found = {one.name: one.draft for one in strangers}
     listed = "; ".join(f"{name} ({draft})" for name, draft in found.items())
     return f"Not predicted, as the study has no such draft: {listed}." if found else ""
 
 
-def _prediction(one: Server, run: Run) -> Prediction | None:
+def _prediction(one: BenchedServer, run: RunView) -> Prediction | None:
     """The study's, which is greedy, with the replayed TAR of the very prompt sets that the server was asked.
 
     On the machine as it was while profiling, at every lookahead; without curves, as the live runs met it.
     """
-    entry = next((its for its in run.predicted if its.drafter == "model" and its.draft == one.draft), None)
+    entry = next((its for its in run.predicted if one.drafts_with(its)), None)
     if entry is None or one.lookahead is None or not one.greedy:
         return None
     curve = {its.lookahead: its for its in entry.curve or [entry.best]}
     asked = one.level.set_tokens
-    tars = {name: entry.sets[name].value.get(one.lookahead) for name in asked if name in entry.sets}
+    tars = {name: entry.sets[name].tar.get(one.lookahead) for name in asked if name in entry.sets}
     iterations = [tokens / tar for name, tokens in asked.items() if (tar := tars.get(name))]
     if one.lookahead not in curve or len(iterations) < len(asked):
         return None
     return replace(curve[one.lookahead], tar=sum(asked.values()) / sum(iterations))
 
 
-def _bars(one: Server, predicted: Prediction | None) -> list[dict[str, object]]:
+def _bars(one: BenchedServer, predicted: Prediction | None) -> list[dict[str, object]]:
     assert one.speed_up
     about = {"label": f"{one.name}, {one.at_once}", "name": one.draft, "where": f"at lookahead {one.lookahead}"}
-    low, high = one.speed_up.interval
-    found = [about | {"kind": MEASURED, "speed_up": one.speed_up.speed_up, "low": low, "high": high}]
+    low, high = one.interval
+    found = [about | {"kind": MEASURED, "speed_up": one.speed_up, "low": low, "high": high}]
     if predicted and one.level.concurrency == 1:
         its = predicted.speed_up
         found.append(about | {"kind": PREDICTED, "speed_up": its, "low": its, "high": its})
     return found
 
 
-def _row(one: Server, predicted: Prediction | None) -> tuple[str | int | float | None, ...]:
+def _row(one: BenchedServer, predicted: Prediction | None) -> tuple[str | int | float | None, ...]:
     assert one.speed_up
     tar = predicted.tar if predicted else None
     gain = predicted.speed_up if predicted and one.level.concurrency == 1 else None
-    measured = one.speed_up.speed_up, *one.speed_up.interval
+    measured = one.speed_up, *one.interval
     return one.name, one.level.concurrency, one.draft, one.lookahead, *measured, gain, one.level.tar, tar
 
 
-def _agreement(known: list[tuple[Server, Prediction | None]]) -> str:
+def _agreement(known: list[tuple[BenchedServer, Prediction | None]]) -> str:
     """What is most surely gained, and whether tokens an iteration are as replayed."""
-    best = max((one for one, _ in known), key=lambda one: one.speed_up.interval[0] if one.speed_up else 0)
+    best = max((one for one, _ in known), key=lambda one: one.interval[0] if one.speed_up else 0)
     assert best.speed_up
-    low, high = best.speed_up.interval
-    gain = f"{best.speed_up.speed_up:.2f} times as fast as without a draft (95 %: {low:.2f} to {high:.2f})"
+    low, high = best.interval
+    gain = f"{best.speed_up:.2f} times as fast as without a draft (95 %: {low:.2f} to {high:.2f})"
     off = [abs(one.level.tar / its.tar - 1) for one, its in known if its and one.level.tar]
     tars = f"; tokens an iteration are at most {percent(max(off))} off the replayed ones" if off else ""
     return f"{best.name}, {best.at_once}, is {gain}{tars}."

@@ -22,13 +22,13 @@ from shallowdraft.report.figures import (
     percent,
     rows_high,
 )
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.run import Entry, RunView
 
 PREDICTED, MEASURED = "predicted", "measured"
 NO_LIVE = "No speed-up was measured; run the study again with --live 3."
 
 
-def speed_ups(run: Run) -> Figure | Gap:
+def speed_ups(run: RunView) -> Figure | Gap:
     """Every proposer at its best, with intervals."""
     if not run.predicted:
         return Gap("speed-ups", UNFINISHED)
@@ -80,12 +80,12 @@ def _bars(one: Entry) -> list[dict[str, object]]:
     return found
 
 
-def _row(one: Entry, run: Run) -> tuple[str | float | None, ...]:
+def _row(one: Entry, run: RunView) -> tuple[str | float | None, ...]:
     live = (one.live.speed_up, *one.live.interval) if one.live else (None, None, None)
     return (one.name, one.best.where, one.best.speed_up, *one.interval, *live, run.tokens_per_s(one))
 
 
-def _fastest(run: Run) -> str:
+def _fastest(run: RunView) -> str:
     first = run.predicted[0]
     low, high = first.bounds
     said = f"{first.label} {first.best.where} is fastest: {first.speed_up:.2f} times plain decoding, {first.how} "
@@ -99,7 +99,7 @@ def _fastest(run: Run) -> str:
     return f"{said}(95 %: {low:.2f} to {high:.2f}){rest}."
 
 
-def predicted_against_measured(run: Run) -> Figure | Gap:
+def predicted_against_measured(run: RunView) -> Figure | Gap:
     """The paper's Figure 12."""
     if not run.measured:
         return Gap("predicted against measured", NO_LIVE if run.verdict else UNFINISHED)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from shallowdraft.report.figures import Gap
-from shallowdraft.report.run import Entry, Run, Text
+from shallowdraft.report.run import Entry, RunView
+from shallowdraft.runs.tokens import TokenSources
 
 SOURCES = {
     "accepted": "accepted draft token",
@@ -46,14 +47,14 @@ class Generation:
     readings: list[Reading]
 
 
-def generations(run: Run) -> list[Generation] | Gap:
+def generations(run: RunView) -> list[Generation] | Gap:
     """Prompts of most and of least tokens an iteration."""
     candidates = {(one.drafter, one.draft, one.best.lookahead): one for one in run.predicted}
-    known = [text for text in run.texts if text.candidate in candidates]
+    known = [text for text in run.texts if _candidate(text) in candidates]
     if not known:
         return Gap("texts token by token", "None was kept; run the same study command again, it reuses the rest.")
-    winner = min((text.candidate for text in known), key=list(candidates).index)
-    ordered = sorted((text for text in known if text.candidate == winner), key=lambda text: -text.tar)
+    winner = min((_candidate(text) for text in known), key=list(candidates).index)
+    ordered = sorted((text for text in known if _candidate(text) == winner), key=lambda text: -text.tar)
     middle = (len(ordered) + 1) // 2  # a study keeps both ends
     best, worst = ordered[:middle], ordered[middle:][::-1]
     return [
@@ -63,7 +64,7 @@ def generations(run: Run) -> list[Generation] | Gap:
             first.id,
             first.prompt,
             [
-                _reading(candidates[text.candidate], text)
+                _reading(candidates[_candidate(text)], text)
                 for text in [first, *(text for text in known if _beside(text, first))]
             ],
         )
@@ -72,12 +73,16 @@ def generations(run: Run) -> list[Generation] | Gap:
     ]
 
 
-def _beside(text: Text, first: Text) -> bool:
+def _candidate(text: TokenSources) -> tuple[str, str, int]:
+    return text.drafter, text.draft, text.lookahead
+
+
+def _beside(text: TokenSources, first: TokenSources) -> bool:
     """Whether it is another proposer on the same prompt."""
     return text is not first and (text.set, text.id, text.sample) == (first.set, first.id, first.sample)
 
 
-def _reading(entry: Entry, text: Text) -> Reading:
+def _reading(entry: Entry, text: TokenSources) -> Reading:
     return Reading(entry.label, entry.best.where, text.tar, [_token(*one) for one in text.tokens])
 
 

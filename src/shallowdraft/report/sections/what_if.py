@@ -27,7 +27,7 @@ from shallowdraft.report.figures import (
     series_of,
     whole,
 )
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.run import Entry, RunView
 
 SLIDERS = {
     "draft_latency": ("draft latency ×", 0.1, 4.0, 0.05),
@@ -58,7 +58,7 @@ def params(sizes: Sequence[int]) -> list[alt.Parameter]:
     return [*found, alt.param(name=LOOKAHEAD, value=sizes[len(sizes) // 2], bind=bind)]
 
 
-def what_if(run: Run) -> Figure | Gap:
+def what_if(run: RunView) -> Figure | Gap:
     found = [one for one in run.predicted if one.curve]
     if not found:
         return Gap("what if", NO_CURVES if run.verdict else UNFINISHED)

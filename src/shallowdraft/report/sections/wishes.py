@@ -20,12 +20,12 @@ from shallowdraft.report.figures import (
     faded,
     series_of,
 )
-from shallowdraft.report.run import Entry, Run
+from shallowdraft.report.run import Entry, RunView
 
 FURTHEST = 1.25  # of the best speed
 
 
-def required_tar(run: Run) -> Figure | Gap:
+def required_tar(run: RunView) -> Figure | Gap:
     """The paper's Figure 11."""
     found = run.predicted
     if not found:

@@ -1,0 +1,40 @@
+"""Short names of proposers, for charts."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+LONGEST_LABEL = 22  # characters
+
+
+def label(proposers: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Return short names of proposers, given drafter, draft and name: of a path the end that tells drafts apart."""
+    prefixes = {"model": "", "tree": "tree "}
+    short_drafts = ends([draft for drafter, draft, _ in proposers if drafter in prefixes])
+    labels = [
+        shortened(prefixes[drafter] + short_drafts[draft] if drafter in prefixes else name)
+        for drafter, draft, name in proposers
+    ]
+    return numbered(labels)
+
+
+def numbered(names: list[str]) -> list[str]:
+    """Return the names, with numbers before them if some are equal."""
+    if len(set(names)) == len(names):
+        return names
+    return [f"{number} {name}" for number, name in enumerate(names, 1)]
+
+
+def ends(paths: Iterable[str]) -> dict[str, str]:
+    """Return of each path its shortest end that differs from all others."""
+    parts = {path: Path(path).parts for path in paths}
+    longest = max(map(len, parts.values()), default=0)
+    for count in range(1, longest + 1):
+        short = {path: "/".join(components[-count:]) for path, components in parts.items()}
+        if len(set(short.values())) == len(parts):
+            return short
+    return {path: path for path in parts}
+
+
+def shortened(text: str) -> str:
+    """Return the end of a text that fits into a label."""
+    return text if len(text) <= LONGEST_LABEL else "…" + text[1 - LONGEST_LABEL :]

@@ -1,0 +1,431 @@
+"""Profiles: seconds of iterations, by candidate, context and batch size, each sampled beside plain decoding.
+
+A profile has two kinds of lines: samples, and plans that say which samples a command was to take, so that a reader
+knows whether it was interrupted.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Annotated, NotRequired, TypedDict
+
+import numpy as np
+
+from shallowdraft.cost import Iteration
+from shallowdraft.errors import RecordError
+from shallowdraft.files import Count, Range, Seconds, Size
+from shallowdraft.limits import MOST_NODES
+from shallowdraft.records import RANDOM, Record, Records, command
+from shallowdraft.runs.candidate import Candidate, DrafterName
+from shallowdraft.runs.machine_state import WIDTHS, Columns, MachineState, as_columns, clipped, median_ratio, slopes
+
+KIND = "profile"
+PARTS = ("draft_s", "verify_s", "other_s")
+EARLIER_NAMES = {"target_s": "verify_s", "rest_s": "other_s"}
+DRAFT_MODEL_DRAFTERS = ("model", "tree")  # drafters whose proposals come from a draft model
+PLANNED = "planned"  # the field that only plans have
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """What is timed: a candidate at a context and a batch size."""
+
+    candidate: Candidate
+    context: int
+    batch: int
+
+
+PartSeconds = Annotated[float, Range(-1e9, 1e9)]
+"""Seconds of a part; those below 0 are refused with a message of their own."""
+
+
+class PointFields(TypedDict):
+    """The fields of a point in a plan."""
+
+    draft: str
+    lookahead: Annotated[int, Range(1, MOST_NODES)]
+    context: Count
+    batch: Size
+    drafter: DrafterName
+    tree: list[int]
+    digest: str
+    dtype: str
+
+
+class SampleFields(TypedDict):
+    """The fields of a sample: mean seconds of some iterations."""
+
+    draft: str
+    lookahead: Annotated[int, Range(1, MOST_NODES)]
+    context: Count
+    batch: Size
+    drafter: NotRequired[DrafterName]
+    tree: NotRequired[list[int]]
+    digest: NotRequired[str]
+    dtype: NotRequired[str]
+    plain_s: PartSeconds
+    """Of one token of plain decoding, before and after the sample."""
+    handover_s: Seconds
+    arithmetic_s: Seconds
+    pass_s: NotRequired[Seconds]
+    """Of the target's pass over one token, without sampling and bookkeeping."""
+    draft_s: PartSeconds
+    verify_s: PartSeconds
+    other_s: PartSeconds
+    round: Count
+    turn: Count
+
+
+class PlanFields(TypedDict):
+    """The fields of a plan."""
+
+    planned: list[PointFields]
+    rounds: Size
+    turns: Size
+    command: list[str]
+    """The command line that takes the samples."""
+
+
+def open_profile(path: Path, about: Record) -> Records:
+    """Begin a profile, or go on with one that has the same description."""
+    return Records.open(path, KIND, about, SampleFields | PlanFields, renamed=EARLIER_NAMES)
+
+
+def plan(file: Records, points: Sequence[Point], rounds: int, turns: int) -> None:
+    """Write down what is to be measured, unless earlier plans of the file say so already."""
+    planned_rounds: dict[Point, int] = {}
+    for earlier in _plans(file):
+        for point in map(point_of, earlier[PLANNED]):
+            planned_rounds[point] = max(earlier["rounds"], planned_rounds.get(point, 0))
+    if any(planned_rounds.get(point, 0) < rounds for point in points):
+        fields = [point_fields(point) for point in points]
+        file.append({PLANNED: fields, "rounds": rounds, "turns": turns, "command": command()})
+
+
+def samples_taken(file: Records) -> set[tuple[Point, int, int]]:
+    """Return the point, round and turn of every sample."""
+    return {(point_of(row), row["round"], row["turn"]) for _, row in _samples(file)}
+
+
+def point_fields(point: Point) -> Record:
+    """Return a point as its fields in a line."""
+    return asdict(point.candidate) | {"context": point.context, "batch": point.batch}
+
+
+def point_of(row: Record) -> Point:
+    """Read the point of a line."""
+    return Point(Candidate.of(row), row["context"], row["batch"])
+
+
+def _plans(file: Records) -> list[Record]:
+    return [row for row in file if PLANNED in row]
+
+
+def _samples(file: Records) -> Iterator[tuple[str, Record]]:
+    """Yield every sample with its file and line."""
+    return ((where, row) for where, row in file.placed() if PLANNED not in row)
+
+
+def read_profile(path: Path) -> "Profile":
+    """Read a profile; samples that cannot be used are left out, and its notes say so."""
+    file = Records.read(path, KIND, SampleFields | PlanFields, renamed=EARLIER_NAMES)
+    samples: dict[Point, list[Record]] = {}
+    silent: dict[str, list[int]] = {}
+    for where, row in _samples(file):
+        point = point_of(row)
+        times = [row[part] for part in ("plain_s", *PARTS)]
+        if min(times) < 0 or row["plain_s"] == 0 or row["verify_s"] == 0:
+            raise RecordError(f"{where}: {point} took {times} s; such times cannot be, measure it again")
+        if point.candidate.drafter in DRAFT_MODEL_DRAFTERS and row["draft_s"] == 0:
+            silent.setdefault(point.candidate.draft, []).append(point.context)
+        else:
+            samples.setdefault(point, []).append(row)
+    notes = [_silent_note(path, draft, contexts) for draft, contexts in silent.items()]
+    if not samples:
+        raise RecordError("; ".join([f"{path}: holds no measurement", *notes]))
+    return Profile(file.about, samples, notes + _incomplete_notes(file))
+
+
+def _silent_note(path: Path, draft: str, contexts: Sequence[int]) -> str:
+    """Return the note on samples that earlier versions took where a draft had no room to draft."""
+    where = " ".join(map(str, sorted(set(contexts))))
+    return (
+        f"{path}: {len(contexts):,} samples at contexts {where} are left out: {draft} drafted nothing there, its own "
+        f"being full; time it at shorter ones: profile --draft {draft} --contexts"
+    )
+
+
+def _incomplete_notes(file: Records) -> list[str]:
+    """Return a note if the last command that planned samples did not take all of them."""
+    taken, plans = samples_taken(file), _plans(file)
+    latest = {point.candidate.draft: point.candidate for row in plans for point in map(point_of, row[PLANNED])}
+
+    def is_current(candidate: Candidate) -> bool:
+        """Return whether the draft's weights are those planned last: samples of replaced ones are not missing."""
+        newest = latest[candidate.draft]
+        return (candidate.digest, candidate.dtype) == (newest.digest, newest.dtype)
+
+    for row in reversed(plans):
+        current = [point for point in dict.fromkeys(map(point_of, row[PLANNED])) if is_current(point.candidate)]
+        planned = list(product(current, range(row["rounds"]), range(row["turns"])))
+        missing = sum(sample not in taken for sample in planned)
+        if missing:
+            name, *arguments = row["command"]
+            again = shlex.join(["shallowdraft" if name == "__main__.py" else name, *arguments])
+            return [
+                f"{file.path} is incomplete: {missing:,} of {len(planned):,} samples are missing, as the command that "
+                f"takes them was interrupted; it goes on if it is run again: {again}"
+            ]
+    return []
+
+
+TimesKey = tuple[DrafterName, str, str, tuple[int, ...]]
+"""Whose times: a drafter, the digest and precision of its draft, and its tree."""
+ALL_DRAFTS: TimesKey = ("model", "", "", ())
+"""All draft models together. Verification does not depend on the draft, so its samples are pooled."""
+PoolKey = tuple[DrafterName, int]
+"""The samples over which slopes are fitted together: a drafter, and for draft models the lookahead."""
+
+
+def _own_key(candidate: Candidate) -> TimesKey:
+    return candidate.drafter, candidate.digest, candidate.dtype, candidate.tree
+
+
+def _pool(key: TimesKey, lookahead: int) -> PoolKey:
+    """Return the pool of a key; other drafters have fewer samples, so all their lookaheads share one."""
+    return key[0], lookahead if key[0] == "model" else 0
+
+
+class PartTimes:
+    """Ratios of the parts of an iteration to a plain token, by whose they are, batch, context and lookahead."""
+
+    def __init__(self, samples: Mapping[Point, Sequence[Record]]) -> None:
+        self._columns: dict[tuple[TimesKey, int], dict[int, dict[int, Columns]]] = {}
+        rows: dict[tuple[TimesKey, int, int, int], list[Record]] = {}
+        for point, of_point in samples.items():
+            own = _own_key(point.candidate)
+            for key in (own, ALL_DRAFTS) if point.candidate.drafter == "model" else (own,):
+                rows.setdefault((key, point.batch, point.context, point.candidate.lookahead), []).extend(of_point)
+        for (key, batch, context, lookahead), of_key in rows.items():
+            by_context = self._columns.setdefault((key, batch), {})
+            by_context.setdefault(context, {})[lookahead] = as_columns(of_key, (*WIDTHS, *PARTS))
+        self._all = as_columns([row for of_point in samples.values() for row in of_point], WIDTHS)
+
+    def has(self, key: TimesKey, batch: int) -> bool:
+        return (key, batch) in self._columns
+
+    def lookaheads(self, key: TimesKey) -> list[int]:
+        """Return the lookaheads that were timed at any context and batch size."""
+        of_key = [by_context for (timed, _), by_context in self._columns.items() if timed == key]
+        return sorted({lookahead for by_context in of_key for timed in by_context.values() for lookahead in timed})
+
+    def lookaheads_at(self, key: TimesKey, context: int, batch: int) -> list[int]:
+        """Return the lookaheads that were timed at this very context and batch size."""
+        return sorted(self._columns.get((key, batch), {}).get(context, {}))
+
+    def nearest_state(self, state: MachineState) -> MachineState:
+        """Return the state, moved to what was met while profiling."""
+        return clipped(state, self._all)
+
+    def ratio(
+        self, part: str, key: TimesKey, lookahead: int, context: float, batch: int, state: MachineState | None
+    ) -> float:
+        """Return a part's ratio to a plain token, on straight lines between timed lookaheads and contexts."""
+        by_context = {}
+        for timed_context, timed in self._columns[key, batch].items():
+            ratios = {}
+            for timed_lookahead, samples in timed.items():
+                slope = self._slopes[part, _pool(key, timed_lookahead)] if state else {}
+                ratios[timed_lookahead] = median_ratio(samples, part, state, slope)
+            by_context[timed_context] = _interpolated(lookahead, ratios)
+        return _interpolated(context, by_context)
+
+    @cached_property
+    def _slopes(self) -> dict[tuple[str, PoolKey], dict[str, float]]:
+        """How each part follows the state. Pooled, so that a state that hardly occurred at one point is known too."""
+        groups: dict[tuple[str, PoolKey], list[Columns]] = {}
+        for (key, _), by_context in self._columns.items():
+            for timed in by_context.values():
+                for lookahead, samples in timed.items():
+                    for part in _fitted_parts(key):
+                        groups.setdefault((part, _pool(key, lookahead)), []).append(samples)
+        return {key: slopes(samples, key[0]) for key, samples in groups.items()}
+
+
+def _fitted_parts(key: TimesKey) -> tuple[str, ...]:
+    """Return the parts whose slopes are fitted on samples of this key: verification is fitted on all drafts."""
+    if key[0] != "model":
+        return PARTS
+    return ("verify_s",) if key == ALL_DRAFTS else ("draft_s", "other_s")
+
+
+def _interpolated(where: float, values: Mapping[int, float]) -> float:
+    known = sorted(values)
+    return float(np.interp(where, known, [values[place] for place in known]))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Times of a machine: samples by point, and medians of them."""
+
+    about: Record
+    """Target, shape, precision, device and threads."""
+    samples: Mapping[Point, list[Record]] = field(repr=False)
+    notes: list[str] = field(default_factory=list)
+    """What a user should be told: samples that are missing or were left out."""
+
+    @property
+    def drafts(self) -> list[str]:
+        """Names of the draft models that can be loaded."""
+        return [name for name in self._latest if not name.startswith(RANDOM)]
+
+    @property
+    def shapes(self) -> list[str]:
+        """Shapes that were timed with random weights."""
+        return [name.removeprefix(RANDOM) for name in self._latest if name.startswith(RANDOM)]
+
+    def require_target(self, name: str, digest: str | None) -> None:
+        """Refuse a target that is not the one that was timed, as far as the digests are known."""
+        timed = self.about.get("target_digest")
+        if timed and digest and timed != digest:
+            raise RecordError(
+                f"the profile has times of {self.about['target']} (content {timed}), and {name} is another model "
+                f"(content {digest}), or its weights were replaced since; profile it, or name the other"
+            )
+
+    @cached_property
+    def _latest(self) -> dict[str, Candidate]:
+        """The draft model that was timed last under each name: its weights may have been replaced since before."""
+        return {point.candidate.draft: point.candidate for point in self.samples if point.candidate.drafter == "model"}
+
+    @cached_property
+    def _times(self) -> PartTimes:
+        return PartTimes(self.samples)
+
+    def candidate(self, draft: str, lookahead: int) -> Candidate:
+        """Return the candidate of the draft model that has this name in the profile."""
+        return replace(self._latest.get(draft, Candidate(draft, lookahead)), lookahead=lookahead)
+
+    def lookaheads(self, draft: str | None = None) -> list[int]:
+        """Return the lookaheads at which a draft model, or any of them, was timed."""
+        return self._times.lookaheads(self._key(draft))
+
+    def lookaheads_at(self, draft: str | None, context: int, batch: int) -> list[int]:
+        """Return those that were timed at this very context and batch size."""
+        return self._times.lookaheads_at(self._key(draft), context, batch)
+
+    def _key(self, draft: str | None) -> TimesKey:
+        return ALL_DRAFTS if draft is None else _own_key(self.candidate(draft, 1))
+
+    def _as_timed(self, candidate: Candidate) -> Candidate:
+        """Return the candidate as this profile knows it: early profiles have names but no digests."""
+        timed = self._latest.get(candidate.draft, candidate)
+        by_name = timed.digest == candidate.draft and not timed.dtype
+        return replace(candidate, digest="", dtype="") if by_name else candidate
+
+    def covers(self, candidate: Candidate) -> bool:
+        """Return whether the candidate, or the same proposer at a longer lookahead, was timed."""
+        timed = self._times.lookaheads(_own_key(self._as_timed(candidate)))
+        if not timed and candidate.draft in self._latest:
+            timed_dtype = self._latest[candidate.draft].dtype
+            raise RecordError(
+                f"the profile has no times of this {candidate.draft} ({candidate.dtype}): its weights were replaced "
+                f"since they were timed, or read as {timed_dtype}; profile it again into the same file"
+            )
+        if not timed:
+            raise RecordError(f"the profile has no times of {candidate.draft}; measure it first")
+        return candidate.lookahead <= max(timed)
+
+    def plain_s(self, context: float, batch: int = 1) -> float:
+        """Return seconds per token of plain decoding."""
+        if batch not in self._plain_s:
+            raise RecordError(f"the profile has no times of batch {batch}; measure some with profile --batches {batch}")
+        return _interpolated(context, self._plain_s[batch])
+
+    @cached_property
+    def _plain_s(self) -> dict[int, dict[int, float]]:
+        """Medians by batch size and context."""
+        times: dict[int, dict[int, list[float]]] = {}
+        for point, rows in self.samples.items():
+            of_context = times.setdefault(point.batch, {}).setdefault(point.context, [])
+            of_context.extend(row["plain_s"] for row in rows)
+        return {
+            batch: {context: median(seconds) for context, seconds in by_context.items()}
+            for batch, by_context in times.items()
+        }
+
+    def iteration(
+        self, draft: str, lookahead: int, context: float, batch: int = 1, state: MachineState | None = None
+    ) -> Iteration:
+        """Return seconds of an iteration with the draft model that has this name in the profile."""
+        return self.iteration_of(self.candidate(draft, lookahead), context, batch, state)
+
+    def iteration_of(
+        self, candidate: Candidate, context: float, batch: int = 1, state: MachineState | None = None
+    ) -> Iteration:
+        """Return seconds of an iteration in a state of the machine, or as it was while profiling.
+
+        Between the timed contexts and lookaheads they lie on straight lines.
+        """
+        own = _own_key(self._as_timed(candidate))
+        if not self._times.has(own, batch):
+            raise RecordError(_no_times(candidate, batch))
+        verification = ALL_DRAFTS if candidate.drafter == "model" else own
+        keys = {"draft_s": own, "verify_s": verification, "other_s": own}
+        nearest = self._times.nearest_state(state) if state else None
+        ratios = [self._times.ratio(part, keys[part], candidate.lookahead, context, batch, nearest) for part in PARTS]
+        plain_s = state.plain_s if state else self.plain_s(context, batch)
+        return Iteration(*(ratio * plain_s for ratio in ratios))
+
+    def verification_s(self, lookahead: int, context: float, batch: int = 1) -> float:
+        """Return seconds in which the target verifies a chain of draft tokens: a pass over one token more."""
+        return self._of_all_drafts("verify_s", lookahead, context, batch)
+
+    def other_s(self, lookahead: int, context: float, batch: int = 1) -> float:
+        """Return seconds of an iteration beside drafting and verification."""
+        return self._of_all_drafts("other_s", lookahead, context, batch)
+
+    def _of_all_drafts(self, part: str, lookahead: int, context: float, batch: int) -> float:
+        if not self._times.has(ALL_DRAFTS, batch):
+            raise RecordError(_no_times(Candidate("DRAFT", lookahead), batch))
+        ratio = self._times.ratio(part, ALL_DRAFTS, lookahead, context, batch, None)
+        return ratio * self.plain_s(context, batch)
+
+    def pass_s(self, context: int, batch: int = 1) -> float:
+        """Return seconds of the target's pass over one token."""
+        of_place = (rows for point, rows in self.samples.items() if (point.context, point.batch) == (context, batch))
+        seconds = [row["pass_s"] for rows in of_place for row in rows if "pass_s" in row]
+        if not seconds:
+            raise RecordError(f"the profile has no pass_s at context {context}, batch {batch}; measure it again")
+        return float(median(seconds))
+
+    def spread(self, draft: str) -> float:
+        """Return half the interquartile range of an iteration over a plain token, relative to its median.
+
+        Of all points of the draft the median one counts.
+        """
+
+        def of_point(rows: Sequence[Record]) -> float:
+            ratios = [sum(row[part] for part in PARTS) / row["plain_s"] for row in rows]
+            low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+            return float((high - low) / 2 / middle)
+
+        return median(of_point(rows) for rows in self.of_draft(draft).values())
+
+    def of_draft(self, draft: str) -> dict[Point, list[Record]]:
+        """Return the samples of the draft model that has this name in the profile."""
+        key = self._key(draft)
+        return {point: rows for point, rows in self.samples.items() if _own_key(point.candidate) == key}
+
+
+def _no_times(candidate: Candidate, batch: int) -> str:
+    """Return the message on missing times, and how they are measured."""
+    missing = f"at lookahead {candidate.lookahead}, batch {batch}"
+    how = f"--draft {candidate.draft} --lookaheads {candidate.lookahead} --batches {batch}"
+    if candidate.drafter == "model":
+        return f"the profile has no times of {candidate.draft} {missing}; add some: profile {how}"
+    return f"the profile has no times of {candidate.draft} ({candidate.drafter}) {missing}; run a study of it"

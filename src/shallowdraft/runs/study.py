@@ -1,0 +1,220 @@
+"""study.json: the result of a study, the ranked candidates with their predictions and what was measured live."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shallowdraft.cost import Iteration, Prediction, Silence
+from shallowdraft.errors import RecordError, ShallowdraftError
+from shallowdraft.files import Count, Interval, PositiveSeconds, Rate, Seconds, from_record, read_json
+from shallowdraft.records import Record, write_whole
+from shallowdraft.runs.candidate import Candidate, DrafterName
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class LiveSpeed:
+    """A candidate against plain decoding, measured by the engine."""
+
+    tar: Rate
+    tokens_per_s: Rate
+    plain_tokens_per_s: Rate
+    speed_up: Rate
+    interval: Interval
+    """95 % of the speed-up, over prompts."""
+    lossless: bool
+    """Every output is plain decoding's, but for ties of rounding."""
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """A proposer at its best size."""
+
+    name: str
+    """In tables."""
+    candidate: Candidate
+    shape: str
+    prediction: Prediction
+    """If the candidate ran live: for its prompts and the speed of plain decoding there."""
+    predicted_interval: Interval
+    """95 % of the predicted speed-up: TAR's bootstrap over prompts."""
+    live: LiveSpeed | None = None
+    impossible: LiveSpeed | None = None
+    """A live result above the TAR, which no engine can reach: it does not count, and the prediction stands."""
+    curve: tuple[Prediction, ...] = field(default=(), repr=False)
+    """Predictions at every size, on the machine as it was while profiling."""
+
+    @property
+    def speed_up(self) -> float:
+        """Measured if it was, else predicted."""
+        return self.live.speed_up if self.live else self.prediction.speed_up
+
+    @property
+    def disturbed(self) -> str | None:
+        """Why a live result does not count."""
+        if self.impossible is None:
+            return None
+        (low, high), tar = self.impossible.interval, self.impossible.tar
+        return (
+            f"measured {self.impossible.speed_up:.3f}x ({low:.3f}–{high:.3f}), above its TAR of {tar:.3f} after all "
+            "runs: impossible, as an iteration takes at least as long as a plain token; the machine was disturbed, and "
+            "the prediction stands"
+        )
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The result of a study."""
+
+    rows: tuple[StudyRow, ...]
+    """Fastest first: those that ran live by what was measured, then the others by what was predicted."""
+    plain_tokens_per_s: float
+    failed: dict[str, str] = field(default_factory=dict)
+    """Proposers that could not be used, and why."""
+    stalled: tuple[str, ...] = ()
+    """Prompts, with their sets, that no measured speed-up counts: the machine stalled on them."""
+    lossless: bool | None = None
+    """Every live output is plain decoding's, but for ties of rounding; None if nothing ran live."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether speculation pays, in a sentence."""
+        best = self.rows[0]
+        if not best.live:
+            return f"{best.name} {best.prediction.verdict}"
+        low, high = best.live.interval
+        what = f"{best.name} {best.prediction.where}"
+        if low > 1:
+            return f"speculation pays: {what} is {best.live.speed_up:.2f}x as fast (95 %: {low:.2f} to {high:.2f})"
+        if high < 1:
+            return f"speculation does not pay: the best, {what}, is {best.live.speed_up:.2f}x as fast"
+        return f"speculation makes no clear difference: {what} is {best.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+
+    def to_json(self) -> Record:
+        """Return what study.json holds."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "plain_tokens_per_s": self.plain_tokens_per_s,
+            "rows": [_row_to_json(row) for row in self.rows],
+            "failed": self.failed,
+            "stalled": list(self.stalled),
+            "lossless": self.lossless,
+        }
+
+
+def _row_to_json(row: StudyRow) -> Record:
+    return {
+        "name": row.name,
+        **asdict(row.candidate),
+        "shape": row.shape,
+        "prediction": prediction_to_json(row.prediction),
+        "predicted_interval": row.predicted_interval,
+        "speed_up": row.speed_up,
+        "live": row.live and asdict(row.live),
+        "impossible": row.impossible and asdict(row.impossible),
+        "disturbed": row.disturbed,
+        "curve": [prediction_to_json(prediction) for prediction in row.curve],
+    }
+
+
+def prediction_to_json(prediction: Prediction) -> Record:
+    """Return a prediction as every record and command writes it: its fields, and what follows from them."""
+    return {
+        "lookahead": prediction.lookahead,
+        "nodes": prediction.nodes,
+        "tar": prediction.tar,
+        "iteration": prediction.iteration.to_json(),
+        "plain_s": prediction.plain_s,
+        "silence": prediction.silence and asdict(prediction.silence),
+        "tokens_per_s": prediction.tokens_per_s,
+        "plain_tokens_per_s": 1 / prediction.plain_s,
+        "speed_up": prediction.speed_up,
+        "break_even_tar": prediction.break_even_tar,
+        "waterfall": asdict(prediction.waterfall),
+        "verdict": prediction.verdict,
+    }
+
+
+@dataclass(frozen=True)
+class _IterationFields:
+    draft_s: Seconds
+    verify_s: PositiveSeconds
+    other_s: Seconds
+
+
+@dataclass(frozen=True)
+class _PredictionFields:
+    """The fields of a prediction from which all others follow."""
+
+    lookahead: Count
+    nodes: Count
+    tar: Rate
+    iteration: _IterationFields
+    plain_s: PositiveSeconds
+    silence: Silence | None = None
+
+    def prediction(self) -> Prediction:
+        times = Iteration(self.iteration.draft_s, self.iteration.verify_s, self.iteration.other_s)
+        return Prediction(self.lookahead, self.tar, times, self.plain_s, self.nodes, self.silence)
+
+
+@dataclass(frozen=True)
+class _RowFields:
+    name: str
+    drafter: DrafterName
+    draft: str
+    lookahead: Count
+    prediction: _PredictionFields
+    predicted_interval: Interval
+    shape: str = ""
+    tree: tuple[Count, ...] = ()
+    digest: str = ""
+    dtype: str = ""
+    live: LiveSpeed | None = None
+    impossible: LiveSpeed | None = None
+    curve: tuple[_PredictionFields, ...] = ()
+
+    def row(self) -> StudyRow:
+        return StudyRow(
+            self.name,
+            Candidate(self.draft, self.lookahead, self.drafter, self.tree, self.digest, self.dtype),
+            self.shape,
+            self.prediction.prediction(),
+            self.predicted_interval,
+            self.live,
+            self.impossible,
+            tuple(prediction.prediction() for prediction in self.curve),
+        )
+
+
+@dataclass(frozen=True)
+class _StudyFields:
+    rows: tuple[_RowFields, ...]
+    plain_tokens_per_s: Rate
+    failed: dict[str, str] = field(default_factory=dict)
+    stalled: tuple[str, ...] = ()
+    lossless: bool | None = None
+
+
+def write_study(path: Path, result: StudyResult) -> None:
+    """Write study.json whole."""
+    write_whole(path, json.dumps(result.to_json(), indent=2) + "\n")
+
+
+def read_study(path: Path) -> StudyResult:
+    """Read study.json; one of another version is refused, as the study writes it again from the other records."""
+    again = "run the study again, it reuses the other records"
+    record: dict[str, Any] = read_json(path, RecordError, again)
+    if record.get("schema") != SCHEMA:
+        raise RecordError(f"{path}: written by another version of this package; {again}")
+    try:
+        fields = from_record(_StudyFields, record, str(path), RecordError, extra_fields=True)
+        rows = tuple(row.row() for row in fields.rows)
+    except ShallowdraftError as error:
+        raise RecordError(f"{error}; {again}") from None
+    if not rows:
+        raise RecordError(f"{path}: has no rows; {again}")
+    return StudyResult(rows, fields.plain_tokens_per_s, fields.failed, fields.stalled, fields.lossless)
