@@ -137,7 +137,7 @@ class Scheduler:
         self._fail(self._running.values())
         self._running.clear()
         del self._batch
-        gc.collect()  # the exception's traceback and its frames, which hold the batch, are a cycle
+        gc.collect()  # reference cycles would keep the memory of the failed batch
         self._batch = self._new_batch()
 
     def _admit(self) -> None:
