@@ -1,14 +1,13 @@
-"""A real vLLM on a CPU: exported pairs of the zoo, served, against our own engine's output, replay and prediction.
+"""vLLM on a CPU: exported pairs of the zoo, served, against our engine's output, replay and prediction.
 
-One server without a draft and one for each draft, all started first; every prompt then goes to all of them in turn, in
-an order that is drawn anew, so that they meet the same machine. Greedy, one request at a time, float32, without
-compilation.
+One server without a draft and one for each draft are started first. Every prompt then goes to all of them in turn, in a
+random order, so that they run under the same conditions. Greedy, one request at a time, float32, without compilation.
 
-- Outputs: token by token those of our plain decoding, or a tie of rounding (docs/lossless.md).
+- Outputs: the same tokens as our plain decoding, or a tie of rounding (docs/lossless.md).
 - TAR: the server's counters against our replay of the draft in float32.
-- Speed: how much longer an iteration takes than a token of the server without a draft is measured on the prompts of one
-  set (`hellaswag`, the median); with the replayed TAR that predicts the speed-up on those of another (`zoo`). Two
-  drafts differ clearly where the 95 % interval of the ratio of their speeds, a bootstrap over prompts, leaves 1 out.
+- Speed: the time of an iteration, relative to a token of the server without a draft, is measured on the prompts of one
+  set (`hellaswag`, the median). With the replayed TAR it predicts the speed-up on another set (`zoo`). Two drafts
+  differ clearly if the 95 % interval of the ratio of their speeds, a bootstrap over prompts, does not hold 1.
 
     python benchmarks/vllm.py --python ENVIRONMENT/bin/python [--drafts 4x128 2x192] [--lookahead 2] [--prompts 16]
 """
@@ -43,7 +42,7 @@ from shallowdraft.records import Record, commit, processor
 from shallowdraft.replay.model import replay_model
 from shallowdraft.replay.recording import record
 from shallowdraft.runs.sampling import Sampling
-from shallowdraft.runs.trace import Trace, read_trace
+from shallowdraft.runs.trace import Output, Trace, read_trace
 
 PLAIN = "none"
 TIMED, JUDGED = "hellaswag", "zoo"
@@ -56,22 +55,22 @@ COUNTS = ["--per-request-spec-decode-metrics", "summary"]
 
 
 @dataclass
-class Served:
+class VllmServer:
     """A server and its answers."""
 
     endpoint: Endpoint
     answers: dict[str, list[StreamedAnswer]] = field(default_factory=lambda: {TIMED: [], JUDGED: []})
-    """By set of prompts."""
+    """Answers by set of prompts."""
     counted: Record = field(default_factory=dict)
-    """By its Prometheus counters, over all of them."""
+    """The increase of its Prometheus counters over all answers."""
 
 
 @contextmanager
-def serve(python: str, draft: str, lookahead: int, folder: Path, port: int) -> Iterator[Served]:
+def serve(python: str, draft: str, lookahead: int, folder: Path, port: int) -> Iterator[VllmServer]:
     """Export a pair and serve it with the settings that were exported; `none` leaves the draft out."""
-    of = "2x192" if draft == PLAIN else draft
-    made = export(f"zoo:{of}", "zoo:target", "vllm", Advice(lookahead), folder)
-    _, _, target, *speculation = made.setup.command
+    exported_draft = "2x192" if draft == PLAIN else draft
+    exported = export(f"zoo:{exported_draft}", "zoo:target", "vllm", Advice(lookahead), folder)
+    _, _, target, *speculation = exported.setup.command
     extra = [] if draft == PLAIN else [*speculation, *COUNTS]
     command = [python, "-m", MODULE, "--model", target, "--port", str(port), *OPTIONS, *extra]
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
@@ -82,7 +81,7 @@ def serve(python: str, draft: str, lookahead: int, folder: Path, port: int) -> I
         try:
             url = f"http://127.0.0.1:{port}"
             wait(process, url, folder / "log.txt")
-            yield Served(Endpoint(url, target))
+            yield VllmServer(Endpoint(url, target))
         finally:
             process.terminate()
             process.wait(60)
@@ -101,45 +100,46 @@ def wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     raise SystemExit(f"vLLM did not start within {START_S} s; see {log}")
 
 
-def ask(served: Served, prompt: Sequence[int], new_tokens: int) -> StreamedAnswer:
+def ask(server: VllmServer, prompt: Sequence[int], new_tokens: int) -> StreamedAnswer:
     request = {"prompt": list(prompt), "max_tokens": new_tokens, "temperature": 0.0, "return_token_ids": True}
-    return served.endpoint.ask(request, chat=False)
+    return server.endpoint.ask(request, chat=False)
 
 
-def steps(answer: StreamedAnswer) -> int:
-    """Iterations; without a draft every token behind the first is one."""
-    return answer.speculation["num_spec_steps"] if answer.speculation else kept(answer)
+def iterations(answer: StreamedAnswer) -> int:
+    """Return the iterations; without a draft every token after the first is one."""
+    return answer.speculation["num_spec_steps"] if answer.speculation else iteration_tokens(answer)
 
 
 def seconds(answer: StreamedAnswer) -> float:
     return answer.arrivals_s[-1] - answer.arrivals_s[0]
 
 
-def kept(answer: StreamedAnswer) -> int:
-    """Tokens of iterations: all but the first."""
+def iteration_tokens(answer: StreamedAnswer) -> int:
+    """Return the tokens of all iterations; the first token comes from the prefill."""
     return answer.tokens - 1
 
 
-def traced(target: sd.Model, path: Path, prompts: int, new_tokens: int) -> Trace:
-    """Our plain decoding of both sets, which take turns."""
-    pairs = zip(load_prompts(TIMED), load_prompts(JUDGED), strict=False)
-    chosen = [one for timed, judged in islice(pairs, prompts) for one in ((TIMED, timed), (JUDGED, judged))]
+def record_trace(target: sd.Model, path: Path, prompts: int, new_tokens: int) -> Trace:
+    """Record our plain decoding of both sets, prompt by prompt in turn."""
+    chosen = []
+    for timed, judged in islice(zip(load_prompts(TIMED), load_prompts(JUDGED), strict=False), prompts):
+        chosen += [(TIMED, timed), (JUDGED, judged)]
     for _ in record(target, chosen, path, max_new_tokens=new_tokens, sampling=Sampling()):
         pass
     return read_trace(path)
 
 
-def measure(servers: dict[str, Served], trace: Trace, new_tokens: int) -> None:
-    """Every prompt at every server in turn, in an order that is drawn anew."""
+def measure(servers: dict[str, VllmServer], trace: Trace, new_tokens: int) -> None:
+    """Send every prompt to all servers, in a new random order each time."""
     before = {}
-    for name, served in servers.items():
-        ask(served, [1, 2, 3], new_tokens)  # warms up
-        before[name] = served.endpoint.counters() or Counters()
+    for name, server in servers.items():
+        ask(server, [1, 2, 3], new_tokens)  # warms up
+        before[name] = server.endpoint.counters() or Counters()
     for number, output in enumerate(trace.outputs):
-        for served in Random(number).sample([*servers.values()], len(servers)):
-            served.answers[output.set].append(ask(served, output.prompt, new_tokens))
-    for name, served in servers.items():
-        served.counted = (served.endpoint.counters() or Counters()).since(before[name])
+        for server in Random(number).sample([*servers.values()], len(servers)):
+            server.answers[output.set].append(ask(server, output.prompt, new_tokens))
+    for name, server in servers.items():
+        server.counted = (server.endpoint.counters() or Counters()).since(before[name])
 
 
 def main() -> None:
@@ -150,83 +150,88 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--port", type=int, default=8920)
-    given = parser.parse_args()
+    options = parser.parse_args()
     target = sd.load("zoo:target", "float32", "cpu")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        trace = traced(target, folder / "trace.jsonl", given.prompts, given.new_tokens)
+        trace = record_trace(target, folder / "trace.jsonl", options.prompts, options.new_tokens)
         servers = {
-            name: stack.enter_context(serve(given.python, name, given.lookahead, folder / name, given.port + number))
-            for number, name in enumerate([PLAIN, *given.drafts])
+            name: stack.enter_context(
+                serve(options.python, name, options.lookahead, folder / name, options.port + number)
+            )
+            for number, name in enumerate([PLAIN, *options.drafts])
         }
-        measure(servers, trace, given.new_tokens)
+        measure(servers, trace, options.new_tokens)
         version = httpx2.get(f"{servers[PLAIN].endpoint.url}/version").json()["version"]
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, vLLM {version} on its CPU backend, eager")
-    sizes = f"{given.new_tokens} tokens each, greedy, lookahead {given.lookahead}"
-    print(f"{given.prompts} prompts of {JUDGED} and {given.prompts} of {TIMED}, {sizes}")
+    sizes = f"{options.new_tokens} tokens each, greedy, lookahead {options.lookahead}"
+    print(f"{options.prompts} prompts of {JUDGED} and {options.prompts} of {TIMED}, {sizes}")
     compare(target, trace, servers)
-    speeds(servers, trace, given.lookahead)
+    speeds(servers, trace, options.lookahead)
 
 
-def compare(target: sd.Model, trace: Trace, servers: dict[str, Served]) -> None:
-    """Outputs against our plain decoding."""
-    pairs = [
-        (output, answer)
-        for served in servers.values()
-        for name, answers in served.answers.items()
-        for output, answer in zip((one for one in trace.outputs if one.set == name), answers, strict=True)
-    ]
-    same = sum(output.output == one.token_ids for output, one in pairs)
-    found = [explain(target, output.prompt, output.output, one.token_ids) for output, one in pairs]
-    ties = sum(one is not None and one.tie for one in found)
-    wrong = [str(one) for one in found if one is not None and not one.tie]
+def compare(target: sd.Model, trace: Trace, servers: dict[str, VllmServer]) -> None:
+    """Compare outputs with our plain decoding."""
+    pairs: list[tuple[Output, StreamedAnswer]] = []
+    for server in servers.values():
+        for name, answers in server.answers.items():
+            outputs = [output for output in trace.outputs if output.set == name]
+            pairs += zip(outputs, answers, strict=True)
+    same = sum(output.output == answer.token_ids for output, answer in pairs)
+    differences = [explain(target, output.prompt, output.output, answer.token_ids) for output, answer in pairs]
+    ties = sum(difference is not None and difference.tie for difference in differences)
+    wrong = [str(difference) for difference in differences if difference is not None and not difference.tie]
     print(f"outputs: {same} of {len(pairs)} are ours token by token, {ties} differ by a tie of rounding")
     print("\n".join(wrong) or "no output differs by more than rounding")
 
 
-def speeds(servers: dict[str, Served], trace: Trace, lookahead: int) -> None:
+def token_seconds(answers: Sequence[StreamedAnswer]) -> Floats:
+    """Return the seconds per token of each answer."""
+    return np.array([seconds(answer) / iteration_tokens(answer) for answer in answers])
+
+
+def speeds(servers: dict[str, VllmServer], trace: Trace, lookahead: int) -> None:
+    """Print TAR, predicted and measured speed-up of every draft."""
     plain = servers[PLAIN].answers
-    times = {
-        name: np.array([seconds(one) / kept(one) for one in served.answers[JUDGED]]) for name, served in servers.items()
-    }
+    times = {name: token_seconds(server.answers[JUDGED]) for name, server in servers.items()}
     predicted: dict[str, float] = {}
     print(f"without a draft: {1 / times[PLAIN].mean():.1f} tokens/s")
     heads = ("TAR", "counters", "replayed", "iteration", "predicted", "measured")
     print(f"{'draft':<16}" + "".join(f"{head:>10}" for head in heads) + "  95 %")
     for name in list(servers)[1:]:
-        served, replayed = servers[name], replay_model(sd.load(f"zoo:{name}", "float32", "cpu"), trace)
-        longer = [
-            seconds(one) / steps(one) / (seconds(other) / kept(other))
-            for one, other in zip(served.answers[TIMED], plain[TIMED], strict=True)
+        server, replayed = servers[name], replay_model(sd.load(f"zoo:{name}", "float32", "cpu"), trace)
+        relative_s = [  # of an iteration, in plain tokens
+            seconds(answer) / iterations(answer) / plain_token_s
+            for answer, plain_token_s in zip(server.answers[TIMED], token_seconds(plain[TIMED]), strict=True)
         ]
-        predicted[name] = replayed.tar(JUDGED)[lookahead] / median(longer)
-        everything = [one for some in served.answers.values() for one in some]
-        tar = sum(map(kept, everything)) / sum(map(steps, everything))
-        raw = 1 + served.counted["num_accepted_draft_tokens"] / served.counted["num_spec_steps"]
+        predicted[name] = replayed.tar(JUDGED)[lookahead] / median(relative_s)
+        answers = [*server.answers[TIMED], *server.answers[JUDGED]]
+        tar = sum(map(iteration_tokens, answers)) / sum(map(iterations, answers))
+        counted_tar = 1 + server.counted["num_accepted_draft_tokens"] / server.counted["num_spec_steps"]
         measured, low, high = ratio(times[PLAIN], times[name])
-        figures = (tar, raw, replayed.tar()[lookahead], median(longer), predicted[name], measured)
-        print(f"{name:<16}" + "".join(f"{one:>10.3f}" for one in figures) + f"  {low:.2f} to {high:.2f}")
-    print("TAR: tokens kept / iterations; counters: 1 + accepted / drafts, tokens beyond the limit among them")
-    print("iteration: of a token without a draft; predicted, measured: speed-up on the prompts of", JUDGED)
+        figures = (tar, counted_tar, replayed.tar()[lookahead], median(relative_s), predicted[name], measured)
+        print(f"{name:<16}" + "".join(f"{figure:>10.3f}" for figure in figures) + f"  {low:.2f} to {high:.2f}")
+    print("TAR: tokens kept / iterations; counters: 1 + accepted / drafts, including tokens beyond the limit")
+    print("iteration: in tokens without a draft; predicted, measured: speed-up on the prompts of", JUDGED)
     order(predicted, times)
 
 
 def ratio(slow: Floats, fast: Floats) -> tuple[float, float, float]:
-    """How many times as fast, with its interval."""
+    """Return the speed-up and its interval."""
     low, high = bootstrap(lambda draws: slow[draws].sum(1) / fast[draws].sum(1), len(slow))
     return float(slow.sum() / fast.sum()), float(low), float(high)
 
 
 def order(predicted: dict[str, float], times: dict[str, Floats]) -> None:
-    """Whether drafts that differ clearly are ordered as predicted."""
-    found = [(one, two, ratio(times[two], times[one])) for one, two in combinations(predicted, 2)]
-    clear = [(one, two, speed) for one, two, (speed, low, high) in found if low > 1 or high < 1]
-    right = [(one, two) for one, two, speed in clear if (speed > 1) == (predicted[one] > predicted[two])]
-    wrong = [f"{one} and {two}" for one, two, _ in clear if (one, two) not in right]
+    """Print whether drafts that differ clearly are ordered as predicted."""
+    pairs = [(first, second, ratio(times[second], times[first])) for first, second in combinations(predicted, 2)]
+    clear = [(first, second, speed_up) for first, second, (speed_up, low, high) in pairs if low > 1 or high < 1]
+    right = [(a, b) for a, b, speed_up in clear if (speed_up > 1) == (predicted[a] > predicted[b])]
+    wrong = [f"{first} and {second}" for first, second, _ in clear if (first, second) not in right]
     print("predicted order:", " > ".join(sorted(predicted, key=lambda name: -predicted[name])))
     print("measured order: ", " > ".join(sorted(predicted, key=lambda name: times[name].sum())))
-    print(f"{len(clear)} of {len(found)} pairs of drafts differ clearly; {len(right)} of these in the predicted order")
-    print(f"not so: {', '.join(wrong)}" if wrong else "none is the other way round")
+    print(f"{len(clear)} of {len(pairs)} pairs of drafts differ clearly; {len(right)} of these in the predicted order")
+    print(f"in the opposite order: {', '.join(wrong)}" if wrong else "none is in the opposite order")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line: output, errors, interrupts, torchrun, --help."""
 
 import json
 import os
@@ -6,35 +6,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import shallowdraft as sd
 from shallowdraft.cli import main
+from shallowdraft.commands.verbs import Verb
 from shallowdraft.kernels import cpu
 from shallowdraft.models.model import _say_not_rounded
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.shape import ModelShape
 
-VERBS = (
-    "generate",
-    "inspect",
-    "pretrain",
-    "prune",
-    "distill",
-    "pair",
-    "demo",
-    "record",
-    "replay",
-    "profile",
-    "predict",
-    "study",
-    "report",
-    "export",
-    "bench",
-    "serve",
-)
+VERBS = [verb.__metadata__[0].name for verb in get_args(Verb)]
 
 
 @pytest.fixture(scope="module")
@@ -45,35 +30,37 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def generate(folders: tuple[str, str], *options: str, draft: bool = True) -> int:
-    named = ["--draft", folders[1]] if draft else []
-    return main(["generate", "--target", folders[0], *named, "--prompt", "hello", "--max-new-tokens", "20", *options])
+    drafting = ["--draft", folders[1]] if draft else []
+    return main(
+        ["generate", "--target", folders[0], *drafting, "--prompt", "hello", "--max-new-tokens", "20", *options]
+    )
 
 
-def test_json_is_one_object_and_nothing_else(folders, capsys):
+def test_json_output_is_one_object(folders, capsys):
     assert generate(folders, "--json") == 0
     speculative = json.loads(capsys.readouterr().out)
     assert generate(folders, "--json", draft=False) == 0
     plain = json.loads(capsys.readouterr().out)
     assert speculative["token_ids"] == plain["token_ids"]
     assert speculative["text"] == plain["text"]
-    wanted = {
+    expected = {
         "iterations", "drafted", "accepted", "tar", "acceptance_rate", "acceptance_histogram", "acceptance_by_position",
         "prefill_s", "draft_s", "verify_s", "other_s", "total_s", "tokens_per_s",
     }  # fmt: skip
-    assert wanted <= speculative["stats"].keys()
+    assert expected <= speculative["stats"].keys()
     assert speculative["stats"]["tar"] > plain["stats"]["tar"] == 1.0
 
 
 def test_text_goes_to_stdout_and_statistics_to_stderr(folders, capsys):
     assert generate(folders) == 0
-    seen = capsys.readouterr()
+    printed = capsys.readouterr()
     target = sd.load(folders[0])
-    assert seen.out == sd.generate(target, "hello", max_new_tokens=20).text + "\n"
-    assert re.search(r"20 tokens in .* tokens/s · TAR \d\.\d\d · \d+% of drafted tokens accepted", seen.err)
+    assert printed.out == sd.generate(target, "hello", max_new_tokens=20).text + "\n"
+    assert re.search(r"20 tokens in .* tokens/s · TAR \d\.\d\d · \d+% of drafted tokens accepted", printed.err)
 
 
 def test_sampling_options_reach_the_engine(folders, capsys):
-    outs = []
+    outputs = []
     for seed in ("1", "1", "2"):
         options = [
             "--temperature",
@@ -89,8 +76,8 @@ def test_sampling_options_reach_the_engine(folders, capsys):
             "1",
         ]
         assert generate(folders, *options, "--dtype", "float32", "--device", "cpu") == 0
-        outs.append(json.loads(capsys.readouterr().out)["token_ids"])
-    assert outs[0] == outs[1] != outs[2]
+        outputs.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert outputs[0] == outputs[1] != outputs[2]
 
 
 @pytest.fixture(scope="module")
@@ -113,37 +100,37 @@ def test_token_ids_instead_of_text(folders, without_tokenizer, capsys):
         assert json.loads(capsys.readouterr().out)["token_ids"] == expected["token_ids"]
     assert main([*command, "--prompt-ids", *map(str, text)]) == 0
     assert capsys.readouterr().out.split() == [str(token) for token in expected["token_ids"]]
-    for wrong, said in (
+    for options, message in (
         (["--prompt", "hello"], "or give token ids: --prompt-ids, or "),
         (["--prompt-ids", "1", "400"], "token id 400 is outside the target's vocabulary of 400"),
         (["--prompt-ids", "1", "--prompt", "hello"], "or --prompt-ids with token ids"),
         (["--prompt-ids", "1", "--chat"], "is token ids, which no chat template takes"),
     ):
-        assert main([*command, *wrong]) == 2
-        assert said in capsys.readouterr().err
+        assert main([*command, *options]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_token_ids_in_a_file_of_prompts(without_tokenizer, tmp_path: Path, capsys):
     prompts, trace = tmp_path / "prompts.jsonl", tmp_path / "trace.jsonl"
     prompts.write_text('{"ids": [5, 6, 7], "id": "a"}\n{"ids": [8]}\n')
     target, draft = without_tokenizer
-    given = ["--prompts", str(prompts), "--max-new-tokens", "9"]
-    assert main(["generate", "--target", target, *given, "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)["generations"]
-    assert main(["record", "--target", target, *given, "--out", str(trace)]) == 0
+    options = ["--prompts", str(prompts), "--max-new-tokens", "9"]
+    assert main(["generate", "--target", target, *options, "--json"]) == 0
+    generations = json.loads(capsys.readouterr().out)["generations"]
+    assert main(["record", "--target", target, *options, "--out", str(trace)]) == 0
     outputs = read_trace(trace).outputs
     assert [output.prompt for output in outputs] == [[5, 6, 7], [8]]
-    assert [output.output for output in outputs] == [one["token_ids"] for one in made]
+    assert [output.output for output in outputs] == [generation["token_ids"] for generation in generations]
     assert main(["replay", "--trace", str(trace), "--draft", draft]) == 0
-    assert main(["record", "--target", target, *given, "--chat", "--out", str(tmp_path / "chat.jsonl")]) == 2
+    assert main(["record", "--target", target, *options, "--chat", "--out", str(tmp_path / "chat.jsonl")]) == 2
     assert "prompt a is token ids" in capsys.readouterr().err
 
 
 def test_inspect(folders, capsys):
     assert main(["inspect", *folders, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["models"][0]["parameters"] == sd.load(folders[0]).shape.parameters
-    assert found["vocabulary"]["relation"] == "same"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["models"][0]["parameters"] == sd.load(folders[0]).shape.parameters
+    assert printed["vocabulary"]["relation"] == "same"
     assert main(["inspect", folders[0]]) == 0
     assert "2x32/2h/48" in capsys.readouterr().out
     assert main(["inspect", "noft-wide-796m"]) == 0
@@ -155,30 +142,30 @@ def test_inspect(folders, capsys):
     assert main(["inspect", folders[0], "--context", "0"]) == 2
 
 
-def test_inspect_goes_no_further_than_a_models_context(folders, capsys):
+def test_inspect_counts_a_cache_no_longer_than_the_context(folders, capsys):
     for context, tokens in (("1024", 96), ("10", 10)):
         assert main(["inspect", *folders, "--context", context, "--json"]) == 0
         for model in json.loads(capsys.readouterr().out)["models"]:
             assert model["kv_bytes"] == tokens * model["kv_bytes_per_token"]
     assert main(["inspect", *folders]) == 0
-    shown = capsys.readouterr().out
-    assert "for 96 tokens" in shown
-    assert "1,024" not in shown
+    printed = capsys.readouterr().out
+    assert "for 96 tokens" in printed
+    assert "1,024" not in printed
 
 
 @pytest.mark.skipif(cpu.library() is None or not 12 % cpu.lanes(), reason="no gcc, or narrow vectors")
-def test_a_draft_that_cannot_have_8_bits_is_told_of_once(folders, capsys, caplog):
+def test_a_draft_that_cannot_run_in_int8_is_reported_once(folders, capsys, caplog):
     """The target's heads are 16 wide, the draft's 12."""
-    said = f"int8 needs a CPU, gcc and heads whose width is a multiple of {cpu.lanes()}; these are 12 wide"
+    reason = f"int8 needs a CPU, gcc and heads whose width is a multiple of {cpu.lanes()}; these are 12 wide"
     assert main(["inspect", *folders, "--device", "cpu"]) == 0
-    assert f"{folders[1]} drafts in float32: {said}\n" in capsys.readouterr().out
+    assert f"{folders[1]} drafts in float32: {reason}\n" in capsys.readouterr().out
     assert main(["inspect", *folders, "--device", "cpu", "--json"]) == 0
     models = json.loads(capsys.readouterr().out)["models"]
     assert [model["draft_dtype"] for model in models] == ["int8", "float32"]
     _say_not_rounded.cache_clear()
     for _ in range(2):
         assert generate(folders, "--device", "cpu") == 0
-    assert [record.message for record in caplog.records] == [f"the draft runs in float32: {said}"]
+    assert [record.message for record in caplog.records] == [f"the draft runs in float32: {reason}"]
     _say_not_rounded.cache_clear()
     assert generate(folders, "--device", "cpu", "--draft-dtype", "float32") == 0
     assert len(caplog.records) == 1
@@ -204,7 +191,7 @@ def test_pair(tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--lookahead", "0"], "lookahead is 0; it must be a whole number from 1 to 32"),
         (["--lookahead", "99"], "lookahead is 99; it must be a whole number from 1 to 32"),
@@ -224,39 +211,41 @@ def test_pair(tmp_path: Path, capsys):
         (["--chat"], "no chat template"),
     ],
 )
-def test_bad_input_takes_one_line_and_exit_code_2(folders, capsys, options: list[str], said: str):
+def test_bad_input_takes_one_line_and_exit_code_2(folders, capsys, options: list[str], message: str):
     assert generate(folders, *options) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    assert said in error
+    assert message in error
 
 
-def test_what_all_processes_of_a_torchrun_meet_is_said_by_the_first(folders):
-    """The other one waits to be ended, as torchrun does when the first has failed."""
+def test_an_error_of_all_processes_of_a_torchrun_is_printed_by_rank_0(folders):
+    """The other process waits for torchrun to terminate it, which happens as soon as rank 0 has failed."""
     command = [sys.executable, "-m", "shallowdraft", "generate", "--target", folders[0], "--prompt", "x"]
     processes = [
         subprocess.Popen(
-            [*command, *wrong],
+            [*command, *options],
             env=os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         for rank in "01"
-        for wrong in ([], ["--lookahed", "3"])
+        for options in ([], ["--lookahed", "3"])
     ]
     first, waiting = processes[:2], processes[2:]
-    alone, unknown = (process.communicate()[0] for process in first)
-    assert alone.count("\n") == 1
-    assert alone.startswith("error: torchrun started 2 processes, which would all do the same; add --tensor-parallel")
-    assert "lookahed" in unknown
+    without_option, unknown_option = (process.communicate()[0] for process in first)
+    assert without_option.count("\n") == 1
+    assert without_option.startswith(
+        "error: torchrun started 2 processes, which would all do the same; add --tensor-parallel"
+    )
+    assert "lookahed" in unknown_option
     for process in waiting:
         process.terminate()
         assert process.communicate()[0] == ""
 
 
-def test_what_another_process_of_a_torchrun_meets_alone_is_said_too(folders, capsys, monkeypatch):
+def test_an_error_of_another_rank_alone_is_printed_too(folders, capsys, monkeypatch):
     monkeypatch.setattr("shallowdraft.cli.PEER_DELAY_S", 0.0)
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -264,7 +253,7 @@ def test_what_another_process_of_a_torchrun_meets_alone_is_said_too(folders, cap
     assert capsys.readouterr().err.startswith("process 1: error: int8 weights cannot be split")
 
 
-def test_what_a_cluster_sets_without_torchrun_does_nothing(folders, capsys, monkeypatch):
+def test_rank_variables_without_torchrun_have_no_effect(folders, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "3")
     assert generate(folders, "--max-new-tokens", "2") == 0
@@ -272,13 +261,13 @@ def test_what_a_cluster_sets_without_torchrun_does_nothing(folders, capsys, monk
     assert "process 3" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", [["-m", "shallowdraft"], [str(Path(sys.executable).with_name("shallowdraft"))]])
-def test_an_interrupt_among_the_first_imports_takes_one_line(tmp_path: Path, how: list[str]):
+@pytest.mark.parametrize("program", [["-m", "shallowdraft"], [str(Path(sys.executable).with_name("shallowdraft"))]])
+def test_an_interrupt_during_the_first_imports_takes_one_line(tmp_path: Path, program: list[str]):
     """Ctrl-C while tyro, which every command needs, is imported."""
     (tmp_path / "tyro.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     path = os.pathsep.join([str(tmp_path), str(Path(sd.__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, *how, "--help"],
+        [sys.executable, *program, "--help"],
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -288,8 +277,8 @@ def test_an_interrupt_among_the_first_imports_takes_one_line(tmp_path: Path, how
 
 
 @pytest.mark.parametrize("delay_s", [0.003, 0.05])
-def test_ctrl_c_pressed_again_while_it_ends_changes_nothing(tmp_path: Path, delay_s: float):
-    """With torch the interpreter takes its time to end, and the last of it is killed by a signal that nobody meets."""
+def test_a_second_ctrl_c_during_the_exit_changes_nothing(tmp_path: Path, delay_s: float):
+    """With torch the interpreter takes long to exit, and near its end nothing catches a signal any more."""
     (tmp_path / "tyro.py").write_text(
         "import os, signal, subprocess, torch\n"
         f"subprocess.Popen(['sh', '-c', f'sleep {delay_s}; kill -INT {{os.getpid()}}'])\n"
@@ -306,7 +295,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"shallowdraft {sd.__version__}\n"
 
 
-def test_a_reader_that_has_enough_is_no_error(folders):
+def test_a_reader_that_closes_the_pipe_is_no_error(folders):
     command = f"{Path(sys.executable).with_name('shallowdraft')} generate --target {folders[0]} --prompt x | head -c 3"
     done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
     assert (len(done.stdout), done.stderr.count(b"error")) == (3, 0)

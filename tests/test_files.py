@@ -1,4 +1,4 @@
-"""Files that others wrote: what is read all the same, what is refused with a line, and names that are no paths."""
+"""Files that others wrote: unusual ones that are read, invalid ones that are refused, and names that are not paths."""
 
 import contextlib
 import gzip
@@ -58,8 +58,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_json_is_read_as_it_is(name: str, tmp_path: Path):
-    """With a mark at its beginning, and characters at which Python ends a line and JSON does not."""
+def test_json_is_read_exactly(name: str, tmp_path: Path):
+    """The line has a byte order mark, and characters at which Python ends a line and JSON does not."""
     row, read, _ = READERS[name]
     file = tmp_path / "file.jsonl"
     file.write_bytes(BOM + json.dumps(row, ensure_ascii=False).encode() + b"\r\n")
@@ -68,7 +68,7 @@ def test_json_is_read_as_it_is(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"prompt": "\\ud800", "text": "\\ud800"}', "surrogate"),
         (b"[" * 200_000, "deep"),
@@ -77,13 +77,13 @@ def test_json_is_read_as_it_is(name: str, tmp_path: Path):
         (b'{"prompt": "' + b"a" * 2000 + b'"}', "more than 1,000 bytes"),
     ],
 )
-def test_what_is_no_line_is_said(name: str, content: bytes, said: str, tmp_path: Path, monkeypatch):
+def test_invalid_lines_are_refused(name: str, content: bytes, message: str, tmp_path: Path, monkeypatch):
     _, read, error = READERS[name]
-    if "bytes" in said:
+    if "bytes" in message:
         monkeypatch.setattr(files, "LONGEST_LINE", 1000)
     file = tmp_path / "file.jsonl"
     file.write_bytes(content + b"\n")
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         read(file)
 
 
@@ -106,14 +106,14 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(name: str, models: Path, tmp_p
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_records_go_to_no_pipe(models: Path, tmp_path: Path, capsys):
+def test_records_are_not_written_to_a_pipe(models: Path, tmp_path: Path, capsys):
     os.mkfifo(tmp_path / "trace")
-    given = ["record", "--target", str(models / "target"), "--prompts", "zoo", "--limit", "1"]
-    assert main([*given, "--out", str(tmp_path / "trace")]) == 2
+    command = ["record", "--target", str(models / "target"), "--prompts", "zoo", "--limit", "1"]
+    assert main([*command, "--out", str(tmp_path / "trace")]) == 2
     assert "not a regular file" in capsys.readouterr().err
 
 
-def test_a_character_that_a_kill_cut_in_two_is_dropped_with_its_line(tmp_path: Path):
+def test_a_line_that_was_cut_inside_a_character_is_dropped(tmp_path: Path):
     file = Records.open(tmp_path / "f", "k", {})
     file.append({"a": "first"})
     whole = (tmp_path / "f").read_bytes()
@@ -131,8 +131,8 @@ def compressed(folder: Path, suffix: str, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_little_that_becomes_much_is_refused(suffix: str, tmp_path: Path, monkeypatch):
-    """In a line that has no end, and in many."""
+def test_files_that_expand_too_much_are_refused(suffix: str, tmp_path: Path, monkeypatch):
+    """In one line without end, and in many lines."""
     monkeypatch.setattr(files, "LONGEST_LINE", 2**16)
     compressed(tmp_path / "line", suffix, b'{"text": "' + b"a" * 2**20 + b'"}\n')
     with pytest.raises(CorpusError, match=r"logs.jsonl.*:1: a line of more than 65,536 bytes"):
@@ -160,12 +160,12 @@ def test_a_line_of_a_gigabyte_takes_little_memory(tmp_path: Path):
 def test_damaged_archives(suffix: str, tmp_path: Path):
     file = compressed(tmp_path / "text", suffix, json.dumps({"text": "Some words. "}).encode() * 500)
     whole = file.read_bytes()
-    for at in range(1, len(whole)):
-        file.write_bytes(whole[:at])
+    for size in range(1, len(whole)):
+        file.write_bytes(whole[:size])
         with pytest.raises(CorpusError, match=r"cannot be decompressed|no JSON"):
             list(read_corpus(tmp_path / "text"))
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
-        with contextlib.suppress(CorpusError):  # some bytes mean nothing
+        file.write_bytes(whole[:size] + bytes([whole[size] ^ 0x55]) + whole[size + 1 :])
+        with contextlib.suppress(CorpusError):  # some bytes have no meaning
             list(read_corpus(tmp_path / "text"))
     shutil.move(file, tmp_path / "text" / "logs.jsonl.zst")
     with pytest.raises(CorpusError, match=r"\.zst is not read"):
@@ -187,7 +187,7 @@ def test_a_long_document_is_tokenised_in_parts(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("domain", ["../../../ESCAPED", "/ESCAPED", "a/b", "..", "", ".hidden", "a\\b", "a\0b", None])
-def test_a_domain_is_no_path(domain: str | None, tmp_path: Path):
+def test_a_domain_is_not_a_path(domain: str | None, tmp_path: Path):
     datasets = pytest.importorskip("datasets")
     out = tmp_path / "a" / "b" / "c" / "store"
     speaker = byte_tokenizer(320)
@@ -204,7 +204,7 @@ def test_a_domain_is_no_path(domain: str | None, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["../target/model.safetensors", "/etc/passwd", "sub/x.safetensors", ".."])
-def test_an_index_names_files_of_its_folder(name: str, models: Path, tmp_path: Path):
+def test_an_index_names_only_files_of_its_folder(name: str, models: Path, tmp_path: Path):
     copy = Path(shutil.copytree(models / "draft", tmp_path / "draft"))
     shutil.copytree(models / "target", tmp_path / "target")
     (copy / "model.safetensors").unlink()
@@ -216,7 +216,7 @@ def test_an_index_names_files_of_its_folder(name: str, models: Path, tmp_path: P
 @pytest.mark.parametrize(
     "entry", [{"tokenizer_file": "../other.json"}, {"fast_tokenizer_files": ["../tokenizer.4.0.json"]}]
 )
-def test_a_tokenizer_is_of_its_folder(entry: dict, models: Path, tmp_path: Path):
+def test_a_tokenizer_reads_only_its_folder(entry: dict, models: Path, tmp_path: Path):
     copy = Path(shutil.copytree(models / "draft", tmp_path / "draft"))
     for elsewhere in ("other.json", "tokenizer.4.0.json"):
         shutil.copy(copy / "tokenizer.json", tmp_path / elsewhere)
@@ -230,7 +230,7 @@ def test_a_tokenizer_is_of_its_folder(entry: dict, models: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["zoo:../..", "zoo:/etc", "zoo:target/../target", "zoo:"])
-def test_the_zoo_is_no_folder(name: str, capsys):
+def test_zoo_names_are_not_paths(name: str, capsys):
     assert main(["inspect", name]) == 2
     assert "no such model in the zoo" in capsys.readouterr().err
 
@@ -246,7 +246,7 @@ LLAMA = {
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; it must be a whole number from 1 to 4,096"),
         ({"vocab_size": 10**12}, "vocab_size"),
@@ -264,13 +264,13 @@ LLAMA = {
         ({"model_type": "mistral", "sliding_window": 0}, "a window has a token or more"),
     ],
 )
-def test_what_no_model_is(change: dict, said: str):
-    with pytest.raises(sd.ShallowdraftError, match=said):
+def test_configs_of_no_model_are_refused(change: dict, message: str):
+    with pytest.raises(sd.ShallowdraftError, match=message):
         ModelShape.from_config(LLAMA | change)
     assert ModelShape.from_config(LLAMA).layers == 1
 
 
-def test_a_shape_that_was_typed_has_limits_too():
+def test_a_typed_shape_has_limits_too():
     with pytest.raises(OptionError, match="layers of a shape is 1,000,000,000; it may be 4,096 at most"):
         parse_shape("1000000000x64/2h/96")
 
@@ -294,7 +294,7 @@ def trace(path: Path, *, about: dict | None = None, **change: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"output": [3, -1]}, ":2: token id -1 is not in the target's vocabulary of 320"),
         ({"prompt": [320]}, ":2: token id 320 is not in"),
@@ -311,13 +311,13 @@ def trace(path: Path, *, about: dict | None = None, **change: object) -> Path:
         ({"about": {"vocabulary": 5}}, ":1: vocabulary is 5, not an object"),
     ],
 )
-def test_traces_that_cannot_be(change: dict, said: str, tmp_path: Path):
+def test_invalid_traces_are_refused(change: dict, message: str, tmp_path: Path):
     assert read_trace(trace(tmp_path / "whole")).outputs[0].output == [3, 4]
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         read_trace(trace(tmp_path / "t", **change))
 
 
-def test_a_line_that_is_no_object_says_which(tmp_path: Path):
+def test_the_message_has_the_number_of_a_line_that_is_not_an_object(tmp_path: Path):
     path = trace(tmp_path / "t")
     path.write_text(path.read_text() + "[1]\n")
     with pytest.raises(RecordError, match=r"t:3: no JSON object"):
@@ -326,7 +326,7 @@ def test_a_line_that_is_no_object_says_which(tmp_path: Path):
 
 @contextlib.contextmanager
 def full_disk(free: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes."""
+    """Let no file grow beyond `free` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free, before[1]))
     try:
@@ -351,11 +351,11 @@ def test_a_full_disk_names_the_file(models: Path, tmp_path: Path):
         write_store(tmp_path / "text", speaker, tmp_path / "store")
 
 
-def test_no_record_has_a_key_or_a_password(tmp_path: Path, monkeypatch):
-    given = ["x", "bench", "--url", "http://me:secret@host:8000/v1", "--api-key", "secret", "--url=https://me:secret@h"]
-    monkeypatch.setattr(sys, "argv", given)
+def test_records_hold_no_key_or_password(tmp_path: Path, monkeypatch):
+    argv = ["x", "bench", "--url", "http://me:secret@host:8000/v1", "--api-key", "secret", "--url=https://me:secret@h"]
+    monkeypatch.setattr(sys, "argv", argv)
     assert "secret" not in json.dumps(Records.open(tmp_path / "f", "k", {}).header)
-    assert masked(given)[2:4] == ["--url", "http://…@host:8000/v1"]
+    assert masked(argv)[2:4] == ["--url", "http://…@host:8000/v1"]
     assert masked_url("me:se@cret@host:80") == "…@host:80"
     for plain in ("http://host:8000/a@b", "some@where", "a prompt: you@home", "data/x:y@z"):
         assert masked_url(plain) == plain

@@ -1,4 +1,4 @@
-"""Digests of checkpoint folders: the same for the same content, another for other weights, quick for large files."""
+"""Digests of checkpoint folders: they depend on the content alone, and large files are only sampled."""
 
 import json
 import shutil
@@ -20,16 +20,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_the_same_content_is_the_same_model_wherever_it_lies(checkpoint: Path, tmp_path: Path):
-    copied = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
-    config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(
-        json.dumps(config | {"_name_or_path": "elsewhere", "transformers_version": "9"})
-    )
-    assert folder_digest(copied) == folder_digest(checkpoint) == sd.load(checkpoint).digest
+def test_a_copy_has_the_same_digest(checkpoint: Path, tmp_path: Path):
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"_name_or_path": "elsewhere", "transformers_version": "9"}))
+    assert folder_digest(copy) == folder_digest(checkpoint) == sd.load(checkpoint).digest
 
 
-def test_one_weight_or_one_field_makes_another_model(checkpoint: Path):
+def test_one_other_weight_or_field_changes_the_digest(checkpoint: Path):
     before = folder_digest(checkpoint)
     weights = load_file(checkpoint / "model.safetensors")
     weights["model.norm.weight"][3] += 1
@@ -45,20 +43,22 @@ def test_a_folder_without_weights_has_no_digest(checkpoint: Path):
     assert folder_digest(checkpoint) is None
 
 
-def test_of_a_large_file_little_is_read(checkpoint: Path):
-    """Sparse files of the size of a large model's: what is read of them is a few blocks, wherever they differ."""
+def test_little_of_a_large_file_is_read(checkpoint: Path):
+    """A sparse file as large as a big model; the blocks that are read still show a difference."""
     size = 20 * 2**30
     with (checkpoint / "model.safetensors").open("wb") as file:
         file.truncate(size)
     before = folder_digest(checkpoint)
     assert size > 1000 * BLOCKS * BLOCK_BYTES
-    with (checkpoint / "model.safetensors").open("r+b") as file:  # as a fine-tuned model differs: nearly everywhere
+    with (checkpoint / "model.safetensors").open(
+        "r+b"
+    ) as file:  # as fine-tuning does, which changes nearly all weights
         file.seek(size // 3)
         file.write(b"1" * WHOLE_BYTES)
     assert folder_digest(checkpoint) != before
 
 
-def test_a_model_in_memory_has_a_digest_too():
+def test_a_model_in_memory_has_a_digest():
     decoder = random_decoder(parse_shape("1x64/2h/96", vocab=64))
     model = sd.Model("m", decoder)
     before = model.digest

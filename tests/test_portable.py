@@ -1,4 +1,4 @@
-"""Shapes that other software would not load are refused by every command that builds or times one, before any work."""
+"""Shapes that other software would not load: every command that builds or times one refuses before any work."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +19,12 @@ TRAINING = ["--corpus", "nowhere", "--tokens", "4096"]
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_published_shapes_are_loaded(name: str):
+def test_published_shapes_are_portable(name: str):
     assert refusal(NAMED[name]) is None
 
 
 @pytest.mark.parametrize(
-    ("shape", "parent", "said"),
+    ("shape", "parent", "advice"),
     [
         (parse_shape(UNEVEN), None, NEAREST),
         (
@@ -37,10 +37,10 @@ def test_published_shapes_are_loaded(name: str):
         (replace(parse_shape("1x72/6h/8hd/96"), family="opt", rope=None), None, "take 1x48/6h/96 or 1x72/9h/96"),
     ],
 )
-def test_the_nearest_shapes_are_named(shape: ModelShape, parent: ModelShape | None, said: str):
-    with pytest.raises(OptionError) as caught:
+def test_the_nearest_shapes_are_named(shape: ModelShape, parent: ModelShape | None, advice: str):
+    with pytest.raises(OptionError) as raised:
         require_portable(shape, parent)
-    assert str(caught.value).endswith(f"would not load such a model; {said}")
+    assert str(raised.value).endswith(f"would not load such a model; {advice}")
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,14 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_commands_refuse_before_any_work(parent: str, tmp_path: Path, capsys, command: list[str]):
     out = tmp_path / "out"
     assert main([parent if word == "PARENT" else word for word in command] + ["--out", str(out)]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(f"error: {UNEVEN}: 6 heads do not divide d_model 64; ")
-    assert said.err.count("\n") == 1
-    assert "2x64/4h/2kv/8hd/96 or 2x64/8h/4kv/96" in said.err
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"error: {UNEVEN}: 6 heads do not divide d_model 64; ")
+    assert printed.err.count("\n") == 1
+    assert "2x64/4h/2kv/8hd/96 or 2x64/8h/4kv/96" in printed.err
     assert not out.exists()
-    assert not said.out
+    assert not printed.out
 
 
-def test_a_shape_without_a_width_of_heads_names_what_would_do(capsys):
+def test_a_shape_without_a_head_width_gets_advice(capsys):
     assert main(["pretrain", "--shape", "2x64/6h/96", *TRAINING, "--out", "never"]) == 2
     assert "another number of heads, or 60 or 66 for d_model" in capsys.readouterr().err

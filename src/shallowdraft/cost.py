@@ -40,7 +40,7 @@ class Iteration:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Iteration":
         """Read the parts from a record; earlier versions called the last two `target_s` and `rest_s`."""
-        verify, other = ("verify_s", "other_s") if "verify_s" in record else ("target_s", "rest_s")
+        verify, other = ("target_s", "rest_s") if "target_s" in record else ("verify_s", "other_s")
         return cls(record["draft_s"], record[verify], record[other])
 
 
@@ -216,5 +216,5 @@ class Prediction:
 
 
 def best(predictions: Mapping[int, Prediction]) -> Prediction:
-    """Return the fastest; among equally fast ones that which proposes least."""
+    """Return the fastest prediction, and among equally fast ones the smallest size."""
     return max(predictions.values(), key=lambda prediction: (prediction.tokens_per_s, -prediction.size))

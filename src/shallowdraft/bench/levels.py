@@ -62,6 +62,7 @@ def summarise(path: Path) -> list[Level]:
 
 def _level(concurrency: int, rows: Sequence[Record]) -> Level:
     answers = [row for row in rows if "tokens" in row]
+    # A request that failed and was answered by a later run has not failed.
     failed = _request_keys([row for row in rows if "error" in row]) - _request_keys(answers)
     set_tokens: dict[str, int] = {}
     for row in answers:
@@ -70,10 +71,12 @@ def _level(concurrency: int, rows: Sequence[Record]) -> Level:
     tokens_per_s, tokens_per_s_interval = _ratio(loaded, _tokens, _share_s)
     has_gaps = any(row["tokens"] > 1 for row in answers)
     between_s, between_s_interval = _ratio(by_prompt, _span_s, _gaps) if has_gaps else (None, None)
+    # Seconds to the first token [prompts, answers]; a resample takes all answers of its prompts.
     first_s = _padded([[row["arrivals_s"][0] for row in group] for group in by_prompt.values()])
     ttft_s, ttft_s_interval = _with_interval(
         lambda draws: np.nanmedian(first_s[draws].reshape(len(draws), -1), -1), len(first_s)
     )
+    # Counts per request are preferred: the server's counters include the requests of other clients.
     per_request = [row["speculation"] for row in answers if row["speculation"]]
     tar, acceptance_rate = _speculation(per_request or [row["counters"] for row in rows if "counters" in row])
     return Level(
@@ -107,9 +110,11 @@ def speed_up(path: Path, plain: Path, concurrency: int) -> tuple[float, Interval
     common = [prompt for prompt in fast_prompts if prompt in slow_prompts]
     if not common:
         return None
+    # Sums of each prompt [prompts, 4].
     sums = np.array([[*_sums(slow_prompts[prompt]), *_sums(fast_prompts[prompt])] for prompt in common])
 
     def figure(draws: Draws) -> Floats:
+        # [resamples, prompts, 4] summed over prompts: each server's seconds and tokens [resamples]
         slow_s, slow_tokens, fast_s, fast_tokens = np.moveaxis(sums[draws].sum(-2), -1, 0)
         ratio: Floats = slow_s / slow_tokens / (fast_s / fast_tokens)
         return ratio
@@ -153,6 +158,7 @@ def _ratio(
     """Return the ratio of two sums over all answers, and its interval."""
     # Sums of each prompt [prompts]: a prompt is drawn with all of its answers.
     above, below = (np.array([sum(map(part, rows)) for rows in prompts.values()]) for part in (numerator, denominator))
+    # A resample may hold only answers of one token, which have no gaps: its denominator is then 0.
     return _with_interval(lambda draws: above[draws].sum(-1) / below[draws].sum(-1).clip(1e-9), len(above))
 
 
@@ -178,6 +184,7 @@ def _padded(rows: Sequence[Sequence[float]]) -> Floats:
 def _with_interval(figure: Callable[[Draws], Floats], prompts: int) -> tuple[float, Interval]:
     """Return a figure of all prompts and its interval; `figure` takes draws and returns a value a row."""
     low, high = bootstrap(figure, prompts)
+    # Every prompt once is the draw [1, prompts] of the figure itself.
     return float(figure(np.arange(prompts)[None])[0]), (float(low), float(high))
 
 
@@ -187,5 +194,6 @@ def _speculation(counts: Sequence[Record]) -> tuple[float | None, float | None]:
     iterations, drafted, accepted = (sum(row[name] for row in counts) for name in names)
     if iterations:
         return 1 + accepted / iterations, accepted / drafted if drafted else None
+    # SGLang has no counters, only a mean over recent requests; the last one is the closest to this load.
     recent = [row["recent_tar"] for row in counts if row.get("recent_tar")]
     return (recent[-1] if recent else None), None

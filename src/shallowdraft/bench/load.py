@@ -136,6 +136,7 @@ class SharedClock:
     def _update(self, change: int) -> float:
         with self._lock:
             now_s = time.perf_counter()
+            # The time since the last change was shared by the requests that were under way.
             self._time_s += (now_s - self._updated_s) / max(self._under_way, 1)
             self._updated_s, self._under_way = now_s, self._under_way + change
             return self._time_s
@@ -155,6 +156,7 @@ def _run_level(endpoint: Endpoint, load: Load, concurrency: int, requests: Seque
             while not stop.is_set():
                 done.put(_send(endpoint, load, todo.get_nowait(), stop, clock))
 
+    # As many threads as requests under way: each sends its next request as soon as its answer is complete.
     for _ in range(concurrency):  # daemons, so that an interrupt does not wait for a server that hangs
         Thread(target=send_requests, daemon=True).start()
     try:

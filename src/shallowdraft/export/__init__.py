@@ -1,1 +1,1 @@
-"""A pair of models as the engines that people serve with want it: checkpoints, settings, a command."""
+"""Export of a pair of models to the engines that serve them: checkpoints, settings, a start command."""

@@ -60,7 +60,7 @@ class Scheduler:
     def __init__(self, new_batch: Callable[[], Batch], max_rows: int, max_waiting: int, metrics: Metrics) -> None:
         self._new_batch, self._max_rows, self._max_waiting, self._metrics = new_batch, max_rows, max_waiting, metrics
         self._batch = new_batch()
-        self._running: dict[Row, ServedPrompt] = {}
+        self._running: dict[Row, ServedPrompt] = {}  # changed by the engine's thread alone
         self._waiting: deque[ServedPrompt] = deque()
         self._prefilling = False  # a prompt that has left the queue and has no row yet
         self._changed = threading.Condition()  # held to change the queue or `stopping`
@@ -139,7 +139,7 @@ class Scheduler:
         self._fail(self._running.values())
         self._running.clear()
         del self._batch
-        gc.collect()
+        gc.collect()  # reference cycles would keep the memory of the failed batch
         self._batch = self._new_batch()
 
     def _admit(self) -> None:
@@ -149,7 +149,7 @@ class Scheduler:
             if not self._waiting or len(self._running) == self._max_rows:
                 return
             prompt, self._prefilling = self._waiting.popleft(), True
-        try:
+        try:  # without the lock, so that requests can be queued meanwhile
             self._prefill(prompt)
         finally:
             self._prefilling = False
@@ -157,10 +157,10 @@ class Scheduler:
     def _prefill(self, prompt: ServedPrompt) -> None:
         try:
             row = self._batch.join(prompt.ids, prompt.settings, prompt.stream)
-        except ShallowdraftError as error:
+        except ShallowdraftError as error:  # of this prompt alone; the batch is intact
             prompt.notify(Update(error=str(error)))
             return
-        except Exception:
+        except Exception:  # the batch may be broken, and is replaced
             self._fail([prompt])
             raise
         self._metrics.count_prefill(len(prompt.ids), time.perf_counter() - prompt.begin_s)
@@ -171,7 +171,7 @@ class Scheduler:
         if not self._running:
             return
         self._batch.step()
-        for row, prompt in list(self._running.items()):
+        for row, prompt in list(self._running.items()):  # a copy, since a row that has ended is removed
             if row.sound:
                 self._metrics.count_iteration(row.accepted_by_iteration[-1])
             self._send_update(row, prompt)
@@ -183,6 +183,7 @@ class Scheduler:
             prompt.notify(Update(error="the models produced NaN or infinite logits"))
             return
         new, prompt.pieces_sent = row.pieces[prompt.pieces_sent :], len(row.pieces)
+        # The last piece may be text that was held back, without a token.
         self._metrics.tokens.inc(sum(piece.token_id is not None for piece in new))
         text = "".join(piece.text for piece in new)
         if row.finish_reason is not None:
