@@ -149,7 +149,7 @@ def test_verification_and_commit_in_one_call(folder, kind: str, packing: str, co
         verdict = verify_choice(best, choice, proposal)
         state.commit(verdict)
         again, cache = begun()
-        packed = decoder.settle(proposed, proposal.largest, again.tokens, again.length, again.limit, cache, -1)
+        packed = decoder.commit_greedy(proposed, proposal.largest, again.tokens, again.length, again.limit, cache, -1)
         assert packed.tolist() == torch.cat((verdict.accepted[:, None], choice), 1).tolist()
         assert packed[0, 0] == wrong
         assert again.length.tolist() == state.length.tolist()
@@ -170,7 +170,7 @@ def test_a_row_is_sound_if_what_decided_was_a_number(folder):
         cache = decoder.new_cache(*state.tokens.shape)
         fill(decoder, cache, state)
         row = state.tokens, state.length, state.limit
-        return int(decoder.settle(torch.tensor([[96, 96]]), torch.tensor([drafted]), *row, cache, -7)[0, 0])
+        return int(decoder.commit_greedy(torch.tensor([[96, 96]]), torch.tensor([drafted]), *row, cache, -7)[0, 0])
 
     assert accepted(sound, [1.0, 1.0]) == 0
     assert accepted(sound, [1.0, float("inf")]) == -7

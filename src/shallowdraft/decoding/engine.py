@@ -198,7 +198,7 @@ class Engine:
         assert self.cache is not None
         state = self.state
         row = state.tokens, state.length, state.limit
-        return self.target.settle(proposal.tokens, proposal.largest, *row, self.cache, UNSOUND)
+        return self.target.commit_greedy(proposal.tokens, proposal.largest, *row, self.cache, UNSOUND)
 
     def _tree_verified(self, tokens: Tensor, proposal: Proposal, coins: Tensor, last: Tensor) -> Tensor:
         """One pass over the whole tree; what was accepted of it then lies in the caches as if it had been alone."""
@@ -274,7 +274,9 @@ def _settled(best: Tensor, choice: Tensor, proposal: Proposal, state: State) -> 
     from shallowdraft.kernels import gpu_choice
 
     drafted = _draft_logits(proposal)
-    return gpu_choice.settle(best, choice, proposal.tokens, drafted, state.tokens, state.length, state.limit, UNSOUND)
+    return gpu_choice.commit_greedy(
+        best, choice, proposal.tokens, drafted, state.tokens, state.length, state.limit, UNSOUND
+    )
 
 
 def _judged(
@@ -284,10 +286,10 @@ def _judged(
     from shallowdraft.kernels import gpu_choice
 
     size, vocab = logits.shape[:2], logits.shape[2]
-    p, _, best = gpu_choice.law(logits.flatten(0, 1), sampling.numbers, vocab)
+    p, _, best = gpu_choice.distribution(logits.flatten(0, 1), sampling.numbers, vocab)
     p, best = p.view(*size, vocab), best.view(size)
     q, drafted = p[:, :0] if proposal.q is None else proposal.q, _draft_logits(proposal)
-    return gpu_choice.judge(
+    return gpu_choice.commit_sampled(
         p, best, q, proposal.tokens, drafted, coins, last, state.tokens, state.length, state.limit, UNSOUND
     )
 

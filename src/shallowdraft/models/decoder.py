@@ -141,7 +141,7 @@ class Decoder(nn.Module):
             positions = later[step]
         return torch.cat(found, 1), torch.cat(largest, 1)
 
-    def settle(
+    def commit_greedy(
         self,
         proposed: Tensor,
         drafted: Tensor | None,
@@ -149,16 +149,16 @@ class Decoder(nn.Module):
         length: Tensor,
         limit: Tensor,
         cache: KVCache,
-        unsound: int,
+        not_finite: int,
     ) -> Tensor | None:
         """A pass over what is proposed [B, d], greedy verification and commit to tokens [B, S], as in
-        `kernels.gpu_choice.settle`; None where no kernel does all of it.
+        `kernels.gpu_choice.commit_greedy`; None where no kernel does all of it.
         """
         kernel = self._native_throughout
         if kernel is None:
             return None
         known = self.embed.weight.detach(), self.head.product()
-        return kernel.settle(*known, proposed, drafted, tokens, length, limit, cache, unsound)
+        return kernel.commit_greedy(*known, proposed, drafted, tokens, length, limit, cache, not_finite)
 
     @property
     def _native_throughout(self) -> "native.NativeLayers | None":

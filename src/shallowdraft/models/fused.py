@@ -16,7 +16,7 @@ from shallowdraft.models.projection import Projection
 from shallowdraft.shapes import ModelShape
 
 if TYPE_CHECKING:
-    from shallowdraft.kernels.gpu import Heads, Norm, Weight
+    from shallowdraft.kernels.gpu import AttentionShape, InputNorm, Weight
 
 MAX_ROWS = 32  # tokens of a pass, over all texts, up to which our products are faster than cuBLAS
 MAX_ROUNDED_ROWS = 128  # with weights in 8 bits, which cuBLAS does not take
@@ -76,10 +76,10 @@ class FusedLayers:
         self._layers = [
             _Layer(
                 block,
-                gpu.Heads(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps),
+                gpu.AttentionShape(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps),
                 None if block.q_norm is None else (block.q_norm.weight, block.k_norm.weight),
-                gpu.Norm(block.attn_norm.weight, shape.norm_eps),
-                gpu.Norm(block.ffn_norm.weight, shape.norm_eps),
+                gpu.InputNorm(block.attn_norm.weight, shape.norm_eps),
+                gpu.InputNorm(block.ffn_norm.weight, shape.norm_eps),
                 _weight(block.qkv, block.attn_norm),
                 _weight(block.out),
                 _weight(block.up, block.ffn_norm),
@@ -87,7 +87,7 @@ class FusedLayers:
             )
             for block, window in zip(cast("list[Any]", blocks), shape.windows(), strict=True)
         ]
-        self._norm, self._head = gpu.Norm(norm.weight, shape.norm_eps), _weight(head, norm)
+        self._norm, self._head = gpu.InputNorm(norm.weight, shape.norm_eps), _weight(head, norm)
         self._final: tuple[Any, Any] = norm, head
         self._counters: dict[int, Tensor] = {}
 
@@ -164,7 +164,7 @@ class FusedLayers:
         x: Tensor,
         weight: "Weight",
         *,
-        norm: "Norm | None" = None,
+        norm: "InputNorm | None" = None,
         activation: str | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
@@ -186,10 +186,10 @@ class _Layer:
     """A block as the kernels take it."""
 
     block: Any
-    heads: "Heads"
+    heads: "AttentionShape"
     gains: tuple[Tensor, Tensor] | None
-    attn_norm: "Norm"
-    ffn_norm: "Norm"
+    attn_norm: "InputNorm"
+    ffn_norm: "InputNorm"
     qkv: "Weight"
     out: "Weight"
     up: "Weight"

@@ -19,8 +19,8 @@ class NativeLayers:
         self, shape: ModelShape, blocks: nn.ModuleList, norm: nn.Module | None, skips: Collection[int] = ()
     ) -> None:
         skipped = ((2 * layer in skips) + 2 * (2 * layer + 1 in skips) for layer in range(shape.layers))
-        self._layers = (cpu.Layer * shape.layers)(*map(_layer, blocks, shape.windows(), skipped))
-        self._model = cpu.Model(
+        self._layers = (cpu.LayerWeights * shape.layers)(*map(_layer, blocks, shape.windows(), skipped))
+        self._model = cpu.DecoderWeights(
             shape.layers,
             shape.d_model,
             shape.heads,
@@ -61,7 +61,7 @@ class NativeLayers:
     def decode(
         self,
         embedding: Tensor,
-        head: cpu.Product,
+        head: cpu.PackedWeight,
         vocab: int,
         tokens: Tensor,
         positions: Tensor,
@@ -102,19 +102,19 @@ class NativeLayers:
         )
         return drafted, largest
 
-    def settle(
+    def commit_greedy(
         self,
         embedding: Tensor,
-        head: cpu.Product,
+        head: cpu.PackedWeight,
         proposed: Tensor,
         drafted: Tensor | None,
         tokens: Tensor,
         length: Tensor,
         limit: Tensor,
         cache: KVCache,
-        unsound: int,
+        not_finite: int,
     ) -> Tensor:
-        """Greedy verification and commit, like `kernels.gpu_choice.settle`, with the pass before it, in one call."""
+        """Run the pass, verify greedily and commit, in one call; the result is that of `gpu_choice.commit_greedy`."""
         library = cpu.library()
         assert library is not None
         (rows, count), width = proposed.shape, embedding.shape[1]
@@ -125,7 +125,7 @@ class NativeLayers:
         floats = embedding.new_empty(passed * (width + head.outputs + threads))
         places = tokens.new_empty(passed * (1 + threads))
         scratch = self._scratch(passed, cache, threads)
-        library.settle(
+        library.commit_greedy(
             ctypes.byref(self._model),
             embedding.data_ptr(),
             len(embedding),
@@ -138,7 +138,7 @@ class NativeLayers:
             tokens.shape[1],
             length.data_ptr(),
             limit.data_ptr(),
-            unsound,
+            not_finite,
             packed.data_ptr(),
             *_addresses(cache),
             floats.data_ptr(),
@@ -159,20 +159,20 @@ def _addresses(cache: KVCache) -> tuple[int, int, int | None, int | None]:
     return cache.kv.data_ptr(), cache.slots, cos, sin
 
 
-def _tree(tree: TreePass) -> cpu.Tree:
+def _tree(tree: TreePass) -> cpu.TreeNodes:
     assert tree.base.is_contiguous()
-    return cpu.Tree(*(part.data_ptr() for part in (tree.base, tree.nodes, tree.seen, tree.depths)))
+    return cpu.TreeNodes(*(part.data_ptr() for part in (tree.base, tree.nodes, tree.seen, tree.depths)))
 
 
-def _layer(block: nn.Module, window: int | None, skips: int) -> cpu.Layer:
+def _layer(block: nn.Module, window: int | None, skips: int) -> cpu.LayerWeights:
     norms = (_norm(getattr(block, name)) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm"))
     products = (getattr(block, name).product() for name in ("qkv", "out", "up", "down"))
-    return cpu.Layer(*norms, *products, window or 0, skips)
+    return cpu.LayerWeights(*norms, *products, window or 0, skips)
 
 
-def _norm(norm: nn.Module | None) -> cpu.Norm:
+def _norm(norm: nn.Module | None) -> cpu.NormWeights:
     if norm is None:
-        return cpu.Norm(None, None)
+        return cpu.NormWeights(None, None)
     bias = getattr(norm, "bias", None)
     weight = norm.get_parameter("weight")
-    return cpu.Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
+    return cpu.NormWeights(weight.data_ptr(), None if bias is None else bias.data_ptr())

@@ -59,7 +59,7 @@ class Projection(nn.Module):
                 self.scale = _frozen(_to_panels(scale, self.gated))
             self.bias = None if self.bias is None else _frozen(_to_panels(self.bias.detach()[:, None], self.gated))
             self.weight = _frozen(_to_panels(weight, self.gated))
-            self._product = cpu.Product(*self.pointers(), self.outputs, self.inputs)
+            self._product = cpu.PackedWeight(*self.pointers(), self.outputs, self.inputs)
         elif packing == "onednn":
             self.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(weight))
         self.packing = packing
@@ -78,7 +78,7 @@ class Projection(nn.Module):
             return self.bias
         return _from_panels(self.bias, self.outputs, self.gated).squeeze(1)
 
-    def product(self) -> cpu.Product:
+    def product(self) -> cpu.PackedWeight:
         """The packed weight as the C kernel takes it."""
         return self._product
 
