@@ -12,7 +12,7 @@ import pytest
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.kernels import cpu
-from shallowdraft.models.model import _say_not_rounded
+from shallowdraft.models.model import _warn_float32_draft
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.replay.traces import read_trace
 from shallowdraft.shapes import ModelShape
@@ -175,11 +175,11 @@ def test_a_draft_that_cannot_have_8_bits_is_told_of_once(folders, capsys, caplog
     assert main(["inspect", *folders, "--device", "cpu", "--json"]) == 0
     models = json.loads(capsys.readouterr().out)["models"]
     assert [model["draft_dtype"] for model in models] == ["int8", "float32"]
-    _say_not_rounded.cache_clear()
+    _warn_float32_draft.cache_clear()
     for _ in range(2):
         assert generate(folders, "--device", "cpu") == 0
     assert [record.message for record in caplog.records] == [f"the draft runs in float32: {said}"]
-    _say_not_rounded.cache_clear()
+    _warn_float32_draft.cache_clear()
     assert generate(folders, "--device", "cpu", "--draft-dtype", "float32") == 0
     assert len(caplog.records) == 1
 

@@ -167,7 +167,7 @@ class Engine:
         with self.clock.phase("draft") if d else nullcontext():
             proposal = drafter.propose(self.state, uniforms[:, :nodes], missed)
             if d:
-                self.target.share(proposal.tokens, proposal.q)
+                self.target.broadcast(proposal.tokens, proposal.q)
         with self.clock.phase("verify"):
             if self.sampling.greedy and proposal.tree is None and self._graphs is None:
                 settled = self._settled_in_one(proposal)
@@ -232,7 +232,7 @@ class Engine:
             emitted = in_flight.popleft().read() if len(in_flight) > cuda else None  # on a GPU one iteration late
             if self.pace and begin_s and emitted is not None:
                 lookahead, accepted = len(emitted[0]) - 2, [row[0] for row in emitted]
-                self.pace.learn(lookahead, accepted, self.target.shared_s(time.perf_counter() - begin_s))
+                self.pace.learn(lookahead, accepted, self.target.broadcast_s(time.perf_counter() - begin_s))
             self._bound_lengths(emitted, unread=sum(message.tokens for message in in_flight))
             if emitted is not None:
                 yield emitted

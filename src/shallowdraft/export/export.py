@@ -20,7 +20,7 @@ from shallowdraft.export.advice import Advice
 from shallowdraft.export.engines import DRAFT, FAMILIES, GGUF, TARGET, Engine, Setup, line, setup
 from shallowdraft.export.padding import fitted
 from shallowdraft.models import zoo
-from shallowdraft.models.checkpoint import check_folder, find_folder, is_for_us_alone, read_json, read_shape
+from shallowdraft.models.checkpoint import check_folder, find_folder, has_int8_weights, read_json, read_shape
 from shallowdraft.models.model import Model, load
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import provenance, write_whole
@@ -58,7 +58,7 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
     size, before = shapes[TARGET].vocab, shapes[DRAFT].vocab
     models = {DRAFT: fitted(_loaded(folders[DRAFT], dtype), load_tokenizer(folders[TARGET]), size)}
     where = str(folders[TARGET].resolve()) if local else target
-    if as_gguf or (local and is_for_us_alone(folders[TARGET])):
+    if as_gguf or (local and has_int8_weights(folders[TARGET])):
         models[TARGET] = _loaded(folders[TARGET], dtype)
         where = TARGET + (GGUF if as_gguf else "")
     made = setup(engine, where, advice.lookahead, advice.by_batch)

@@ -1,4 +1,4 @@
-"""A decoder's layers as one call into the C kernel; what it computes is `Decoder.layers`, its reference."""
+"""A decoder's layers as one call of the C kernel; `Decoder.layers` is its reference."""
 
 import ctypes
 from collections.abc import Collection
@@ -13,11 +13,12 @@ from shallowdraft.shapes import ModelShape
 
 
 class NativeLayers:
-    """The packed blocks of a decoder, by address; the decoder must outlive it."""
+    """The packed blocks of a decoder, held by address: the decoder must outlive this object."""
 
     def __init__(
         self, shape: ModelShape, blocks: nn.ModuleList, norm: nn.Module | None, skips: Collection[int] = ()
     ) -> None:
+        # SKIP_ATTENTION and SKIP_FFN of cpu_vectors.h
         skipped = ((2 * layer in skips) + 2 * (2 * layer + 1 in skips) for layer in range(shape.layers))
         self._layers = (cpu.LayerWeights * shape.layers)(*map(_layer, blocks, shape.windows(), skipped))
         self._model = cpu.DecoderWeights(
@@ -38,7 +39,7 @@ class NativeLayers:
         self._floats_per_row = shape.d_model + heads * shape.head_dim + shape.ffn
 
     def __call__(self, x: Tensor, positions: Tensor, cache: KVCache, tree: TreePass | None = None) -> Tensor:
-        """Embedded tokens [B, T, C] at positions [B, T] -> hidden states [B, T, C]; x is overwritten."""
+        """Run all layers on embedded tokens [B, T, C] at positions [B, T]; the result may overwrite x."""
         library = cpu.library()
         assert library is not None
         rows, tokens, _ = x.shape
@@ -68,9 +69,9 @@ class NativeLayers:
         cache: KVCache,
         steps: int,
     ) -> tuple[Tensor, Tensor]:
-        """Continue tokens [B, T] greedily -> (new tokens [B, steps], the logit of each), all steps in one call.
+        """Continue tokens [B, T] greedily in one call: new tokens [B, steps] and the logit of each.
 
-        The first `vocab` outputs of the head count.
+        They are chosen among the first `vocab` outputs of the head.
         """
         library = cpu.library()
         assert library is not None
@@ -118,13 +119,13 @@ class NativeLayers:
         library = cpu.library()
         assert library is not None
         (rows, count), width = proposed.shape, embedding.shape[1]
-        assert all(one.is_contiguous() for one in (tokens, length, limit))
+        assert all(tensor.is_contiguous() for tensor in (tokens, length, limit))
         proposed, drafted = proposed.contiguous(), None if drafted is None else drafted.float().contiguous()
-        passed, threads = rows * (count + 1), torch.get_num_threads()
+        pass_rows, threads = rows * (count + 1), torch.get_num_threads()
         packed = tokens.new_empty(rows, count + 2)
-        floats = embedding.new_empty(passed * (width + head.outputs + threads))
-        places = tokens.new_empty(passed * (1 + threads))
-        scratch = self._scratch(passed, cache, threads)
+        floats = embedding.new_empty(pass_rows * (width + head.outputs + threads))
+        places = tokens.new_empty(pass_rows * (1 + threads))
+        scratch = self._scratch(pass_rows, cache, threads)
         library.commit_greedy(
             ctypes.byref(self._model),
             embedding.data_ptr(),
@@ -149,12 +150,13 @@ class NativeLayers:
         return packed
 
     def _scratch(self, rows: int, cache: KVCache, threads: int) -> Tensor:
+        """Allocate the memory that `run_layers` of cpu.c asks for."""
         floats = rows * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.lanes())
         return torch.empty(floats, dtype=torch.float32)
 
 
 def _addresses(cache: KVCache) -> tuple[int, int, int | None, int | None]:
-    """Keys and values, how many slots, cosines and sines, as the kernel takes them."""
+    """Return the arguments for a cache: address of keys and values, slots, addresses of cosines and sines."""
     cos, sin = (None, None) if cache.rope is None else (table.data_ptr() for table in cache.rope)
     return cache.kv.data_ptr(), cache.slots, cos, sin
 
@@ -165,6 +167,7 @@ def _tree(tree: TreePass) -> cpu.TreeNodes:
 
 
 def _layer(block: nn.Module, window: int | None, skips: int) -> cpu.LayerWeights:
+    """Return a block's weights by address."""
     norms = (_norm(getattr(block, name)) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm"))
     products = (getattr(block, name).product() for name in ("qkv", "out", "up", "down"))
     return cpu.LayerWeights(*norms, *products, window or 0, skips)

@@ -45,7 +45,7 @@ class Ranks:
         """For each output, the draft tokens that an iteration keeps which begins at each place."""
         depth = tree.depth
         return [
-            [tree.followed(row[at : at + depth]) if at + depth <= room else 0 for at in range(len(row))]
+            [tree.accepted_depth(row[at : at + depth]) if at + depth <= room else 0 for at in range(len(row))]
             for row, room in zip(self.ranks, self.room, strict=True)
         ]
 
@@ -102,7 +102,7 @@ def replay_heads(target: Model, heads: Heads, name: str, trace: Trace, nodes: Se
     ranks = [_guessed(target, heads, output) for output in trace.outputs]
     trees = {n: Settings(drafter="medusa", heads=heads, nodes=n).shape_of_tree(target.shape.vocab) for n in nodes}
     ways = {n: Way(name, tree.depth, "medusa", tree.parents, heads.digest) for n, tree in trees.items()}
-    kept = {n: [[tree.followed(row[: tree.depth]) for row in one] for one in ranks] for n, tree in trees.items()}
+    kept = {n: [[tree.accepted_depth(row[: tree.depth]) for row in one] for one in ranks] for n, tree in trees.items()}
     return Counted(name, trace, ways, kept)
 
 

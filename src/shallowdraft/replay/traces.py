@@ -18,7 +18,7 @@ from shallowdraft.identity import text_digest
 from shallowdraft.limits import LIMITS
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
-from shallowdraft.models.vocabulary import say_sizes_only, vocabulary_of, why_sizes_only
+from shallowdraft.models.vocabulary import sizes_only_reason, vocabulary_of, warn_sizes_only
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records
 
@@ -86,8 +86,8 @@ class Trace:
     def require_vocabulary(self, draft: Model) -> None:
         """Refuse a draft whose tokens are not those of the trace."""
         if fits(self.vocabulary, draft):
-            if reason := why_sizes_only(self.vocabulary["digest"], draft.tokenizer):
-                say_sizes_only(self.target, draft.name, reason)
+            if reason := sizes_only_reason(self.vocabulary["digest"], draft.tokenizer):
+                warn_sizes_only(self.target, draft.name, reason)
             return
         raise VocabularyError(
             f"{draft.name} does not have the tokenizer of {self.target}, whose trace this is; "
