@@ -118,14 +118,14 @@ static inline int64_t largest_of_threads(const float *best, int64_t rows, int64_
 /* Decode `steps` tokens greedily after tokens [B, T], which stand at positions [B, T]. Writes drafted [B, steps] and
  * the logit of each to largest [B, steps], NaN where any logit was NaN. Of the head's outputs the first `counted` are
  * looked at; `vocab` is the embedding's number of rows. `x` holds B * (T * C + C + outputs) floats and then B for each
- * thread, `places` B * T integers and then B for each thread. */
+ * thread, `row_positions` B * T integers and then B for each thread. */
 void decode(const DecoderWeights *m, const float *embedding, int64_t vocab, const PackedWeight *head, int64_t counted,
             const int64_t *tokens, const int64_t *positions, int64_t batch, int64_t count, int64_t steps,
             int64_t *drafted, float *largest, float *cache, int64_t slots, const float *cosine, const float *sine,
-            float *x, int64_t *places, float *scratch, int64_t threads) {
+            float *x, int64_t *row_positions, float *scratch, int64_t threads) {
     const int64_t C = m->d_model;
     float *last = x + batch * count * C, *logits = last + batch * C, *best = logits + batch * head->outputs;
-    int64_t *chosen = places + batch * count;
+    int64_t *chosen = row_positions + batch * count;
 #pragma omp parallel num_threads(threads)
     {
         int64_t from, to;
@@ -134,10 +134,10 @@ void decode(const DecoderWeights *m, const float *embedding, int64_t vocab, cons
             share(batch * T, &from, &to);
             for (int64_t r = from; r < to; r++) {
                 embed(embedding, vocab, step ? drafted[r * steps + step - 1] : tokens[r], x + r * C, C);
-                places[r] = step ? positions[r * count + count - 1] + step : positions[r];
+                row_positions[r] = step ? positions[r * count + count - 1] + step : positions[r];
             }
 #pragma omp barrier
-            run_layers(m, x, places, NULL, batch, T, cache, slots, cosine, sine, scratch);
+            run_layers(m, x, row_positions, NULL, batch, T, cache, slots, cosine, sine, scratch);
 #pragma omp barrier
             share(batch, &from, &to);
             for (int64_t b = from; b < to; b++) memcpy(last + b * C, x + (b * T + T - 1) * C, C * sizeof(float));
@@ -159,15 +159,15 @@ void decode(const DecoderWeights *m, const float *embedding, int64_t vocab, cons
  * the text in tokens [B, room], whose length [B] grows by the accepted ones and one more, up to `limit` [B]; what lies
  * beyond the length is void. packed [B, d + 2] gets the number accepted, then the choices. Instead of the number it
  * gets `not_finite` if a logit that decided, or one of drafted [B, d] (the draft's, or NULL), is not finite. `x` holds
- * R * (C + outputs) floats and then R for each thread, `places` R integers and then R for each thread. */
-void commit_greedy(const DecoderWeights *m, const float *embedding, int64_t vocab, const PackedWeight *head,
-                   const int64_t *proposed, const float *drafted, int64_t batch, int64_t count, int64_t *tokens,
-                   int64_t room, int64_t *length, const int64_t *limit, int64_t not_finite, int64_t *packed,
-                   float *cache, int64_t slots, const float *cosine, const float *sine, float *x, int64_t *places,
-                   float *scratch, int64_t threads) {
+ * R * (C + outputs) floats and then R for each thread, `row_positions` R integers and then R for each thread. */
+void commit_greedy(const DecoderWeights *m, const float *embedding, int64_t vocab, const PackedWeight *head, const
+                   int64_t *proposed, const float *drafted, int64_t batch, int64_t count, int64_t *tokens, int64_t room,
+                   int64_t *length, const int64_t *limit, int64_t not_finite, int64_t *packed, float *cache, int64_t
+                   slots, const float *cosine, const float *sine, float *x, int64_t *row_positions, float *scratch,
+                   int64_t threads) {
     const int64_t C = m->d_model, T = count + 1, R = batch * T;
     float *logits = x + R * C, *best = logits + R * head->outputs;
-    int64_t *chosen = places + R;
+    int64_t *chosen = row_positions + R;
 #pragma omp parallel num_threads(threads)
     {
         int64_t from, to;
@@ -175,10 +175,10 @@ void commit_greedy(const DecoderWeights *m, const float *embedding, int64_t voca
         for (int64_t r = from; r < to; r++) {
             int64_t b = r / T, t = r % T;
             embed(embedding, vocab, t ? proposed[b * count + t - 1] : tokens[b * room + length[b] - 1], x + r * C, C);
-            places[r] = length[b] - 1 + t;
+            row_positions[r] = length[b] - 1 + t;
         }
 #pragma omp barrier
-        run_layers(m, x, places, NULL, batch, T, cache, slots, cosine, sine, scratch);
+        run_layers(m, x, row_positions, NULL, batch, T, cache, slots, cosine, sine, scratch);
 #pragma omp barrier
         largest_logits(head, head->outputs, x, R, logits, best, chosen);
 #pragma omp barrier

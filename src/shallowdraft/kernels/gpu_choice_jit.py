@@ -81,6 +81,18 @@ def _number(key, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def _largest(logits, known, BLOCK: tl.constexpr):
+    """Return the largest of the logits [known]; infinity for NaN, so that it is noticed."""
+    top = -float("inf")
+    for start in range(0, known, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        x = tl.load(logits + index, mask=index < known, other=-float("inf")).to(tl.float32)
+        x = tl.where(x == x, x, float("inf"))
+        top = tl.maximum(top, tl.max(x, 0))
+    return top
+
+
+@triton.jit
 def _mass(logits, known, top, cold, key, least, COUNT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     """Count the logits [known] whose keys reach both `key` and `least`, or add up their weights exp((x - top) cold)."""
     total = 0.0
@@ -175,12 +187,7 @@ def distribution(
         nucleus: tl.constexpr = TOP_P
     logits += row.to(tl.int64) * logit_stride
     p += row.to(tl.int64) * vocab
-    top = -float("inf")
-    for start in range(0, known, BLOCK):
-        index = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + index, mask=index < known, other=-float("inf")).to(tl.float32)
-        x = tl.where(x == x, x, float("inf"))  # NaN counts as the largest, so that it is noticed
-        top = tl.maximum(top, tl.max(x, 0))
+    top = _largest(logits, known, BLOCK)
     tl.store(largest + row, top)
 
     least = tl.full([], -(1 << (31 - SHIFT)), tl.int32)

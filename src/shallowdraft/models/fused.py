@@ -146,7 +146,7 @@ class FusedLayers:
         return self._product(inner, weight, residual=x)
 
     def largest(self, x: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-        """Return the largest of the first `vocab` logits and its token, [B, T] each; x [B, T, C] is not normalised yet."""
+        """Return the largest of the first `vocab` logits and its token, [B, T] each, for x [B, T, C] without a norm."""
         size = x.shape[:-1]
         x = x.reshape(-1, x.shape[-1]).contiguous()  # x may hold every T-th row of another tensor
         if self._many(x):

@@ -179,23 +179,23 @@ def load(
 
     `parallel` splits the model over the processes of a torchrun; all of them must then make the same calls.
     """
-    place = resolve_device(device)
+    resolved = resolve_device(device)
     folder = find_folder(path)
     int8 = dtype == "int8"
-    float_dtype, split = resolve_dtype(None if int8 else dtype, place), Split()
+    float_dtype, split = resolve_dtype(None if int8 else dtype, resolved), Split()
     if parallel:
         if trainable:
             raise OptionError("a trainable model is sharded by the commands that train; load it without parallel")
         require_splittable(read_shape(folder), dtype)
-        place = processes.join(place)
+        resolved = processes.join(resolved)
         split = Split(processes.rank(), processes.processes())
-    decoder = load_decoder(folder, dtype=float_dtype, device=place, split=split)
+    decoder = load_decoder(folder, dtype=float_dtype, device=resolved, split=split)
     if int8:
         _require_int8_support(decoder)
     if not trainable:
         decoder.pack("int8" if int8 else None)
     if not parallel:
-        decoder.origin = str(path), "int8" if int8 else float_dtype, place.type, trainable
+        decoder.origin = str(path), "int8" if int8 else float_dtype, resolved.type, trainable
     stops, start, digest = _stop_tokens(folder), _start_token(folder, decoder.shape), folder_digest(folder) or ""
     return Model(str(path), decoder, load_tokenizer(folder), stops, start, digest)
 
@@ -220,14 +220,14 @@ def load_draft(
 
     The default dtype is int8 on a CPU if the kernel supports the model, otherwise that of `load`.
     """
-    place = resolve_device(device)
+    resolved = resolve_device(device)
     if dtype is None:
         shape = read_shape(find_folder(path))
-        if int8_by_default(shape, place):
+        if int8_by_default(shape, resolved):
             dtype = "int8"
-        elif place.type == "cpu":
+        elif resolved.type == "cpu":
             _warn_float32_draft(int8_requirements(shape))
-    return load(path, dtype, place)
+    return load(path, dtype, resolved)
 
 
 def int8_by_default(shape: ModelShape, device: torch.device) -> bool:

@@ -80,7 +80,7 @@ class NativeLayers:
         threads = torch.get_num_threads()
         drafted, largest = tokens.new_empty(rows, steps), embedding.new_empty(rows, steps)
         floats = embedding.new_empty(rows * (count * width + width + head.outputs) + threads * rows)
-        places = tokens.new_empty(rows * count + threads * rows)
+        integers = tokens.new_empty(rows * count + threads * rows)
         scratch = self._scratch(rows * count, cache, threads)
         library.decode(
             ctypes.byref(self._model),
@@ -97,7 +97,7 @@ class NativeLayers:
             largest.data_ptr(),
             *_addresses(cache),
             floats.data_ptr(),
-            places.data_ptr(),
+            integers.data_ptr(),
             scratch.data_ptr(),
             threads,
         )
@@ -124,7 +124,7 @@ class NativeLayers:
         pass_rows, threads = rows * (count + 1), torch.get_num_threads()
         packed = tokens.new_empty(rows, count + 2)
         floats = embedding.new_empty(pass_rows * (width + head.outputs + threads))
-        places = tokens.new_empty(pass_rows * (1 + threads))
+        integers = tokens.new_empty(pass_rows * (1 + threads))
         scratch = self._scratch(pass_rows, cache, threads)
         library.commit_greedy(
             ctypes.byref(self._model),
@@ -143,7 +143,7 @@ class NativeLayers:
             packed.data_ptr(),
             *_addresses(cache),
             floats.data_ptr(),
-            places.data_ptr(),
+            integers.data_ptr(),
             scratch.data_ptr(),
             threads,
         )
