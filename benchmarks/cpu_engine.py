@@ -23,7 +23,7 @@ import torch
 import transformers
 
 import shallowdraft as sd
-from shallowdraft.models.synthetic import Pair, make_pair
+from shallowdraft.models.synthetic import SyntheticPair, make_pair
 from shallowdraft.shapes.notation import parse_shape
 
 TARGET, DRAFT, VOCABULARY, AGREEMENT = "11x640/10h/1728", "2x256/4h/688", 4096, 0.8
@@ -100,7 +100,7 @@ def report(speeds: dict[str, list[float]]) -> None:
         print(f"  {one + ' / ' + other:<50} {spread(ratios, 'x')}")
 
 
-def provenance(pair: Pair, options: argparse.Namespace) -> None:
+def provenance(pair: SyntheticPair, options: argparse.Namespace) -> None:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}, {options}")

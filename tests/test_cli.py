@@ -14,7 +14,7 @@ import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.commands.verbs import Verb
 from shallowdraft.kernels import cpu
-from shallowdraft.models.model import _say_not_rounded
+from shallowdraft.models.model import _warn_float32_draft
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.shape import ModelShape
@@ -162,11 +162,11 @@ def test_a_draft_that_cannot_run_in_int8_is_reported_once(folders, capsys, caplo
     assert main(["inspect", *folders, "--device", "cpu", "--json"]) == 0
     models = json.loads(capsys.readouterr().out)["models"]
     assert [model["draft_dtype"] for model in models] == ["int8", "float32"]
-    _say_not_rounded.cache_clear()
+    _warn_float32_draft.cache_clear()
     for _ in range(2):
         assert generate(folders, "--device", "cpu") == 0
     assert [record.message for record in caplog.records] == [f"the draft runs in float32: {reason}"]
-    _say_not_rounded.cache_clear()
+    _warn_float32_draft.cache_clear()
     assert generate(folders, "--device", "cpu", "--draft-dtype", "float32") == 0
     assert len(caplog.records) == 1
 

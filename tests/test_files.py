@@ -209,7 +209,7 @@ def test_an_index_names_only_files_of_its_folder(name: str, models: Path, tmp_pa
     shutil.copytree(models / "target", tmp_path / "target")
     (copy / "model.safetensors").unlink()
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
-    with pytest.raises(CheckpointError, match="which is no file of this folder"):
+    with pytest.raises(CheckpointError, match="which is not a file in this folder"):
         load(copy)
 
 

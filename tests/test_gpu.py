@@ -134,7 +134,7 @@ def test_products_as_they_are_cut(size: tuple[int, int], rows: int, rounded: boo
         gate, up = wanted.chunk(2, -1)
         wanted = F.silu(gate) * up
     tiling = gpu.tiling(gpu.chip(x.device), outputs, inputs, rows, gated)
-    found = gpu.product(x, weight, tiling, norm=gpu.Norm(gain, 0.0), activation=gpu.GATED if gated else None)
+    found = gpu.product(x, weight, tiling, norm=gpu.InputNorm(gain, 0.0), activation=gpu.GATED if gated else None)
     torch.testing.assert_close(found.float(), wanted, atol=0.02, rtol=0.02)
 
 

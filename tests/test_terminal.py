@@ -112,7 +112,7 @@ def test_a_draft_without_a_tokenizer_is_taken_and_said(folder: Path, monkeypatch
     monkeypatch.setattr(logging.root, "handlers", [])  # pytest's; without any, warnings go to stderr
     from shallowdraft.models import vocabulary
 
-    vocabulary.say_sizes_only.cache_clear()
+    vocabulary.warn_sizes_only.cache_clear()
     assert main(command) == 0
     seen = capsys.readouterr()
     said = "target and nameless are taken to be the same: sizes compared only, no tokenizer of the draft"

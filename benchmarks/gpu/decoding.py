@@ -18,7 +18,7 @@ import torch
 from floor import bandwidth, provenance, spread
 
 import shallowdraft as sd
-from shallowdraft.models.synthetic import Pair, make_pair
+from shallowdraft.models.synthetic import SyntheticPair, make_pair
 from shallowdraft.shapes.shape import ModelShape
 
 SIZE = {"vocab": 32000, "context": 4096}
@@ -57,7 +57,7 @@ class Round:
     tar: float
 
 
-def measure(pair: Pair, draft: sd.Model | None, lookahead: int, rounds: int) -> list[Round]:
+def measure(pair: SyntheticPair, draft: sd.Model | None, lookahead: int, rounds: int) -> list[Round]:
     found = []
     for number in range(rounds + 2):
         prompt = [(7 * number + one) % SIZE["vocab"] for one in range(PROMPT)]

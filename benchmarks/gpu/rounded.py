@@ -30,7 +30,7 @@ def speed(rounds: int) -> None:
     for kinds in (("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("int8", "int8")):
         pair = make_pair(case.target, case.draft, AGREEMENT, device="cuda", dtype=torch.bfloat16)
         for model, kind in zip((pair.target, pair.draft), kinds, strict=True):
-            model.decoder.pack("bytes" if kind == "int8" else None)
+            model.decoder.pack("int8" if kind == "int8" else None)
         target_s, draft_s = (
             shape.pass_parameters * (1 if kind == "int8" else 2) / bytes_s
             for shape, kind in zip((case.target, case.draft), kinds, strict=True)
@@ -73,7 +73,7 @@ def loaded(name: str, kind: str) -> sd.Model:
     decoder.head.weight = torch.nn.Parameter(decoder.head.weight * decoder.norm.weight)  # no longer the embedding
     decoder.norm.weight.fill_(1)
     decoder.to(torch.bfloat16 if decoder.device.type == "cuda" else torch.float32)
-    decoder.pack("bytes" if kind == "int8" else None)
+    decoder.pack("int8" if kind == "int8" else None)
     return sd.Model(f"{name} in {kind}", decoder, model.tokenizer, model.stop_tokens)
 
 

@@ -17,13 +17,13 @@ from floor import bandwidth, provenance, spread
 import shallowdraft as sd
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.options import Settings
-from shallowdraft.models.synthetic import Pair, make_pair
+from shallowdraft.models.synthetic import SyntheticPair, make_pair
 
 NEW = 192
 DRAWN = 0.05  # a temperature at which drawn text is the known one too
 
 
-def generated(pair: Pair, lookahead: int, rows: int, temperature: float) -> float:
+def generated(pair: SyntheticPair, lookahead: int, rows: int, temperature: float) -> float:
     """Tokens a second of one batch, prompts not counted."""
     outs = sd.generate(
         pair.target, prompts(rows), draft=pair.draft, lookahead=lookahead, max_new_tokens=NEW, stop_tokens=(),
@@ -35,7 +35,7 @@ def generated(pair: Pair, lookahead: int, rows: int, temperature: float) -> floa
     return sum(out.stats.emitted for out in outs) / (stats.total_s - stats.prefill_s)
 
 
-def served(pair: Pair, running: Batch, rows: int, temperature: float) -> float:
+def served(pair: SyntheticPair, running: Batch, rows: int, temperature: float) -> float:
     """The same for requests that joined a batch, until all have left."""
     settings = Settings(max_new_tokens=NEW, temperature=temperature, stop_tokens=())
     joined = [running.join(prompt, settings) for prompt in prompts(rows)]

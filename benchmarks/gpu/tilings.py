@@ -51,7 +51,7 @@ def candidates(rows: int) -> list[Tiling]:
 def run(size: Size, rows: int, tiling: Tiling, weights: list[gpu.Weight]) -> torch.Tensor:
     outputs, inputs, gated = size
     x = torch.ones(rows, inputs, device="cuda", dtype=torch.bfloat16)
-    norm = gpu.Norm(torch.ones(inputs, device="cuda", dtype=torch.bfloat16), 1e-5)
+    norm = gpu.InputNorm(torch.ones(inputs, device="cuda", dtype=torch.bfloat16), 1e-5)
     back = not gated and outputs < 2 * inputs
     residual = torch.ones(rows, outputs, device="cuda", dtype=torch.bfloat16) if back else None
     for weight in weights:

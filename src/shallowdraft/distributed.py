@@ -1,4 +1,4 @@
-"""The processes that torchrun started together. Without torchrun there is one, and every function says so."""
+"""The processes that torchrun started together. Without torchrun this process counts as the only one."""
 
 import os
 import time
@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 
 def launched() -> int:
-    """How many torchrun started, joined or not."""
+    """Return the number of processes that torchrun started, joined or not."""
     return int(os.environ["WORLD_SIZE"]) if "LOCAL_RANK" in os.environ else 1
 
 
 def join(device: torch.device) -> torch.device:
-    """Join the other processes of a torchrun, if there are any; this process's device."""
+    """Join the other processes of a torchrun, if there are any, and return this process's device."""
     if "LOCAL_RANK" not in os.environ:
         return device
     if device.type == "cuda":
@@ -41,6 +41,6 @@ def is_first() -> bool:
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-        # gloo's threads take the interpreter's lock to let go of the last tensors;
-        # one that asks for it when the interpreter has begun to end aborts the process.
+        # gloo's threads take the interpreter's lock to release the last tensors; one that asks for it once the
+        # interpreter has begun to shut down aborts the process.
         time.sleep(0.2)

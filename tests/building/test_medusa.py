@@ -36,7 +36,7 @@ def test_ranks_say_what_the_engine_keeps(target):
     tree = best_tree(heads.chances, 12)
     at, kept = len(PROMPT) - 1, []
     for _ in run.accepted_by_iteration:
-        kept.append(tree.followed(ranks[at][: tree.depth]))
+        kept.append(tree.accepted_depth(ranks[at][: tree.depth]))
         at += kept[-1] + 1
     assert run.accepted_by_iteration[:-1] == kept[:-1]
     assert len(set(kept)) > 2

@@ -174,22 +174,22 @@ def test_a_tree_left_scattered_is_caught(pair, monkeypatch):
 def test_a_wrong_position_is_caught(pair, monkeypatch, pack: bool):
     """Wrong: verification starts one position late after a full acceptance, as if the bonus token were in the cache."""
     target, draft = (noisy(model, 0.0, pack=pack) for model in pair("llama"))
-    commit, settle = State.commit, Decoder.settle
+    commit, commit_greedy = State.commit, Decoder.commit_greedy
 
     def late_commit(self, verdict):
         commit(self, verdict)
         late = (verdict.accepted == self.lookahead) & (self.lookahead > 0)
         self.length = torch.minimum(self.length + late, self.limit)
 
-    def late_settle(self, proposed, drafted, tokens, length, limit, *rest):
-        packed = settle(self, proposed, drafted, tokens, length, limit, *rest)
+    def late_commit_greedy(self, proposed, drafted, tokens, length, limit, *rest):
+        packed = commit_greedy(self, proposed, drafted, tokens, length, limit, *rest)
         if packed is not None:
             late = (packed[:, 0] == proposed.shape[1]) & (proposed.shape[1] > 0)
             length.copy_(torch.minimum(length + late, limit))
         return packed
 
     monkeypatch.setattr(State, "commit", late_commit)
-    monkeypatch.setattr(Decoder, "settle", late_settle)
+    monkeypatch.setattr(Decoder, "commit_greedy", late_commit_greedy)
     with pytest.raises(AssertionError):
         assert_lossless(target, draft, PROMPTS, 4, max_new_tokens=48)
 

@@ -18,7 +18,7 @@ from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
 from shallowdraft.decoding.state import new_source
 from shallowdraft.errors import OptionError, PromptError
-from shallowdraft.models.cache import CrossCache, Source
+from shallowdraft.models.cache import CrossCache, EncoderInput
 from shallowdraft.models.seq2seq import Seq2Seq
 from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_decoder
 from shallowdraft.models.tree import TreePass
@@ -120,7 +120,11 @@ def test_a_draft_that_reads_another_source_is_still_lossless(monkeypatch):
     good, read = assert_lossless(target, draft, lookahead=4), Seq2Seq.read_source
 
     def other(self, source, cache):
-        read(self, Source(source.tokens.roll(1, 0), source.length.roll(1)) if self is draft.decoder else source, cache)
+        read(
+            self,
+            EncoderInput(source.tokens.roll(1, 0), source.length.roll(1)) if self is draft.decoder else source,
+            cache,
+        )
 
     monkeypatch.setattr(Seq2Seq, "read_source", other)
     assert assert_lossless(target, draft, lookahead=4) < good - 0.2
@@ -163,7 +167,7 @@ def test_a_neighbours_source_is_caught(four_tokens, monkeypatch):
     read = Engine.prefill
 
     def wrong(self):
-        self.state.source = Source(self.state.source.tokens.roll(1, 0), self.state.source.length.roll(1))
+        self.state.source = EncoderInput(self.state.source.tokens.roll(1, 0), self.state.source.length.roll(1))
         return read(self)
 
     monkeypatch.setattr(Engine, "prefill", wrong)

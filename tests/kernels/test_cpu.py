@@ -58,7 +58,7 @@ def test_products_of_8_bit_weights(outputs: int, inputs: int, rows: int, bias: b
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     exact, x = layer.weight.clone(), torch.randn(rows, inputs)
-    layer.pack("bytes")
+    layer.pack("int8")
     rounded = layer.dense_weight()
     assert layer.weight.dtype == torch.int8
     assert ((rounded - exact).abs() <= 0.51 * exact.abs().amax(1, keepdim=True) / 127).all()
@@ -72,15 +72,15 @@ def test_a_checkpoint_of_8_bit_weights_is_what_it_was():
     """Rounded once, rounding again gives the same integers."""
     layer = Projection(64, 48, bias=False).requires_grad_(False)
     torch.nn.init.normal_(layer.weight)
-    layer.pack("bytes")
+    layer.pack("int8")
     again = Projection(64, 48, bias=False).requires_grad_(False)
     again.weight.copy_(layer.dense_weight())
-    again.pack("bytes")
+    again.pack("int8")
     assert torch.equal(again.weight, layer.weight)
 
 
 @needs_kernel
-@pytest.mark.parametrize("packing", ["panels", "bytes"])
+@pytest.mark.parametrize("packing", ["panels", "int8"])
 @pytest.mark.parametrize("kind", ["llama", "llama3-rope", "mistral-window", "qwen2", "qwen3-tied", "opt"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_greedy_decoding_in_one_call(folder, kind: str, packing: str, count: int):
@@ -122,7 +122,7 @@ def reference(decoder, tokens, positions, cache, steps, vocab):
 
 
 @needs_kernel
-@pytest.mark.parametrize("packing", ["panels", "bytes"])
+@pytest.mark.parametrize("packing", ["panels", "int8"])
 @pytest.mark.parametrize("kind", ["llama", "mistral-window", "qwen3-tied"])
 @pytest.mark.parametrize("count", [0, 1, 4, 13])
 def test_verification_and_commit_in_one_call(folder, kind: str, packing: str, count: int):
@@ -149,7 +149,7 @@ def test_verification_and_commit_in_one_call(folder, kind: str, packing: str, co
         verdict = verify_choice(best, choice, proposal)
         state.commit(verdict)
         again, cache = begun()
-        packed = decoder.settle(proposed, proposal.largest, again.tokens, again.length, again.limit, cache, -1)
+        packed = decoder.commit_greedy(proposed, proposal.largest, again.tokens, again.length, again.limit, cache, -1)
         assert packed.tolist() == torch.cat((verdict.accepted[:, None], choice), 1).tolist()
         assert packed[0, 0] == wrong
         assert again.length.tolist() == state.length.tolist()
@@ -170,7 +170,7 @@ def test_a_row_is_sound_if_what_decided_was_a_number(folder):
         cache = decoder.new_cache(*state.tokens.shape)
         fill(decoder, cache, state)
         row = state.tokens, state.length, state.limit
-        return int(decoder.settle(torch.tensor([[96, 96]]), torch.tensor([drafted]), *row, cache, -7)[0, 0])
+        return int(decoder.commit_greedy(torch.tensor([[96, 96]]), torch.tensor([drafted]), *row, cache, -7)[0, 0])
 
     assert accepted(sound, [1.0, 1.0]) == 0
     assert accepted(sound, [1.0, float("inf")]) == -7
@@ -193,7 +193,7 @@ def test_nan_is_not_hidden(folder):
 @needs_kernel
 def test_drafts_run_in_8_bits_and_change_nothing(folder):
     target, exact, draft = sd.load(folder("llama")), sd.load(folder("llama")), sd.load_draft(folder("llama"))
-    assert draft.decoder.packing == "bytes"
+    assert draft.decoder.packing == "int8"
     plain = sd.generate(target, [1, 2, 3], max_new_tokens=60)
     for one in (exact, draft):
         run = sd.generate(target, [1, 2, 3], draft=one, lookahead=4, max_new_tokens=60)
@@ -205,7 +205,7 @@ def test_8_bits_need_the_kernel(folder, monkeypatch):
     monkeypatch.setattr("shallowdraft.models.model.best_packing", lambda *_: "onednn")
     with pytest.raises(OptionError, match="int8 needs a CPU, gcc"):
         sd.load(folder("llama"), dtype="int8")
-    assert sd.load_draft(folder("llama")).decoder.packing != "bytes"
+    assert sd.load_draft(folder("llama")).decoder.packing != "int8"
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def random(*size: int) -> Tensor:
 @pytest.mark.parametrize("inputs", [64, 80])
 def test_products(tiling: gpu.Tiling, rows: int, inputs: int):
     x, weight, gain = random(rows, inputs), random(52, inputs), 1 + 0.1 * random(inputs)
-    normed, norm = F.rms_norm(x, (inputs,), gain, 1e-5), gpu.Norm(gain, 1e-5)
+    normed, norm = F.rms_norm(x, (inputs,), gain, 1e-5), gpu.InputNorm(gain, 1e-5)
     bias, residual = random(52), random(rows, 52)
     close(gpu.product(x, gpu.Weight(weight), tiling), x @ weight.T)
     biased = gpu.Weight(weight, bias=bias)
@@ -49,7 +49,7 @@ def test_products(tiling: gpu.Tiling, rows: int, inputs: int):
 
 @pytest.mark.parametrize("tiling", [VECTOR, AHEAD, DOT], ids=["vector", "ahead", "dot"])
 def test_weights_in_8_bits(tiling: gpu.Tiling):
-    x, norm = random(3, 64), gpu.Norm(torch.ones(64), 1e-5)
+    x, norm = random(3, 64), gpu.InputNorm(torch.ones(64), 1e-5)
     matrix = torch.randint(-127, 128, (52, 64), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
     scales = random(52).abs() / 100
     weight, dense = gpu.Weight(matrix, scales), matrix * scales[:, None]
@@ -60,7 +60,7 @@ def test_weights_in_8_bits(tiling: gpu.Tiling):
 
 @pytest.mark.parametrize("tiling", [VECTOR, AHEAD, DOT], ids=["vector", "ahead", "dot"])
 def test_the_largest_output(tiling: gpu.Tiling):
-    x, weight, norm = random(3, 64), random(50, 64), gpu.Norm(torch.ones(64), 1e-5)
+    x, weight, norm = random(3, 64), random(50, 64), gpu.InputNorm(torch.ones(64), 1e-5)
     logits = F.rms_norm(x, (64,), norm.gain, 1e-5) @ weight[:45].T
     best, token = gpu.largest(x, gpu.Weight(weight), tiling, 45, norm=norm)
     close(best, logits.amax(-1))
@@ -87,7 +87,9 @@ def test_the_tail_of_texts(count: int, proposed: int):
     assert positions.tolist() == wanted[1].tolist()
 
 
-def attended(qkv: Tensor, first: list[int], keys: Tensor, values: Tensor, rope, heads: gpu.Heads, gains) -> Tensor:
+def attended(
+    qkv: Tensor, first: list[int], keys: Tensor, values: Tensor, rope, heads: gpu.AttentionShape, gains
+) -> Tensor:
     """One text and one query after the other; also fills the cache."""
     texts = len(first)
     tokens = len(qkv) // texts
@@ -116,14 +118,14 @@ def attended(qkv: Tensor, first: list[int], keys: Tensor, values: Tensor, rope, 
 @pytest.mark.parametrize(
     ("heads", "special"),
     [
-        (gpu.Heads(4, 4, 16, None, 1e-6), "plain"),
-        (gpu.Heads(4, 2, 16, None, 1e-6), "normed"),
-        (gpu.Heads(6, 2, 24, 70, 1e-6), "windowed"),
-        (gpu.Heads(2, 1, 16, None, 1e-6), "no rope"),
+        (gpu.AttentionShape(4, 4, 16, None, 1e-6), "plain"),
+        (gpu.AttentionShape(4, 2, 16, None, 1e-6), "normed"),
+        (gpu.AttentionShape(6, 2, 24, 70, 1e-6), "windowed"),
+        (gpu.AttentionShape(2, 1, 16, None, 1e-6), "no rope"),
     ],
     ids=str,
 )
-def test_attention(heads: gpu.Heads, special: str, splits: int):
+def test_attention(heads: gpu.AttentionShape, special: str, splits: int):
     first, tokens, slots = [0, 3, 200], 3, 256
     texts = len(first)
     qkv = random(texts * tokens, (heads.queries + 2 * heads.groups) * heads.width)
@@ -194,7 +196,9 @@ def test_settling_is_verification_and_commit(lookahead: int):
         verdict = verify_choice(best, choice, Proposal(proposed, None, largest))
         states[0].commit(verdict)
         state = states[1]
-        packed = gpu_choice.settle(best, choice, proposed, largest, state.tokens, state.length, state.limit, UNSOUND)
+        packed = gpu_choice.commit_greedy(
+            best, choice, proposed, largest, state.tokens, state.length, state.limit, UNSOUND
+        )
         assert packed.tolist() == _packed(verdict).tolist()
         assert state.tokens.tolist() == states[0].tokens.tolist()
         assert state.length.tolist() == states[0].length.tolist()
@@ -220,13 +224,13 @@ def test_a_law_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: p
     logits[1, 10:] = -float("inf")
     logits[2] = -logits[2].abs()
     uniforms = torch.rand(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[:, 1]
-    p, token, largest = gpu_choice.law(logits, sampling.numbers, 160, uniforms)
+    p, token, largest = gpu_choice.distribution(logits, sampling.numbers, 160, uniforms)
     wanted = F.pad(probabilities(logits, sampling), (0, 10))
     torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
     assert ((p > 0) == (wanted > 0)).all()
     assert token.tolist() == draw(p, uniforms).tolist()
     assert largest.tolist() == logits.float().amax(-1).tolist()
-    cut, *_ = gpu_choice.law(logits, sampling.numbers, 100)
+    cut, *_ = gpu_choice.distribution(logits, sampling.numbers, 100)
     torch.testing.assert_close(cut, probabilities(logits[:, :100], sampling), atol=1e-6, rtol=1e-4)
 
 
@@ -239,7 +243,7 @@ def test_laws_of_texts_that_choose_unlike():
     together = Samplings([Sampling(2.0)] * len(texts), logits.device)
     for row, text in enumerate(texts):
         together.put(row, text)
-    p, token, largest = gpu_choice.law(logits, together.numbers, 150, uniforms)
+    p, token, largest = gpu_choice.distribution(logits, together.numbers, 150, uniforms)
     wanted = probabilities(logits.view(len(texts), 2, 150), together).view(-1, 150)
     torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
     assert ((p > 0) == (wanted > 0)).all()
@@ -250,7 +254,7 @@ def test_laws_of_texts_that_choose_unlike():
 def test_a_law_of_no_numbers_is_noticed():
     logits = random(3, 70).half()
     logits[1, 33] = float("nan")
-    _, _, largest = gpu_choice.law(logits, (1.0, 5, 0.9), 70, torch.rand(3, dtype=torch.float64))
+    _, _, largest = gpu_choice.distribution(logits, (1.0, 5, 0.9), 70, torch.rand(3, dtype=torch.float64))
     assert largest.isfinite().tolist() == [True, False, True]
 
 
@@ -276,7 +280,7 @@ def test_judging_is_verification_and_commit(lookahead: int, monkeypatch: pytest.
         verdict = verify_sampled(p, q, proposed, coins, last)
         states[0].commit(verdict)
         state = states[1]
-        packed = gpu_choice.judge(
+        packed = gpu_choice.commit_sampled(
             p, logits.amax(-1), q, proposed, torch.zeros(6, lookahead), coins, last,
             state.tokens, state.length, state.limit, UNSOUND,
         )  # fmt: skip
@@ -285,7 +289,7 @@ def test_judging_is_verification_and_commit(lookahead: int, monkeypatch: pytest.
         assert state.length.tolist() == states[0].length.tolist()
     best = logits.amax(-1)
     best[2, 0] = float("inf")
-    packed = gpu_choice.judge(
+    packed = gpu_choice.commit_sampled(
         p, best, q, proposed, torch.zeros(6, lookahead), coins, last, state.tokens, state.length, state.limit, UNSOUND
     )  # fmt: skip
     assert (packed[:, 0] == UNSOUND).tolist() == [row == 2 for row in range(6)]

@@ -59,7 +59,7 @@ def by_kernels(folder: str, rank: int) -> list[list[list[int]]]:
     tiling = gpu.Tiling(outputs=16, inputs=32, warps=4, stages=2, dot=True)
     cpu = torch.device("cpu")
     decoder = load_decoder(Path(folder), dtype=torch.float32, device=cpu, split=Split(rank, 2))
-    parts = decoder.own, decoder.blocks, decoder.norm, decoder.head
+    parts = decoder.local_shape, decoder.blocks, decoder.norm, decoder.head
     tokens, positions = torch.tensor([IDS]), torch.arange(len(IDS))[None]
     found = []
     with torch.inference_mode():

@@ -12,7 +12,7 @@ from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.decoding.generate import Run, generate
 from shallowdraft.decoding.options import Options, Settings
 from shallowdraft.decoding.results import Generation
-from shallowdraft.models.synthetic import Pair, make_pair
+from shallowdraft.models.synthetic import SyntheticPair, make_pair
 from shallowdraft.profiling import latency
 from shallowdraft.records import Records
 from shallowdraft.runs.candidate import Candidate
@@ -26,12 +26,12 @@ PLAIN = 0
 
 
 @pytest.fixture(scope="module")
-def synthetic() -> Pair:
+def synthetic() -> SyntheticPair:
     return make_pair(parse_shape("2x32/2h/48", vocab=320), parse_shape("1x32/2h/48", vocab=320), 0.8)
 
 
 @pytest.fixture(scope="module")
-def outputs(synthetic: Pair) -> list[Output]:
+def outputs(synthetic: SyntheticPair) -> list[Output]:
     return [Output(str(at), "few", 0, [at, at + 7], synthetic.walk(at + 7, 6)) for at in range(4)]
 
 
@@ -47,7 +47,7 @@ class Seen:
 class Watch:
     """Real live runs, seen between one and the next."""
 
-    def __init__(self, synthetic: Pair, outputs: list[Output], path: Path, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, synthetic: SyntheticPair, outputs: list[Output], path: Path, monkeypatch: pytest.MonkeyPatch):
         self.synthetic, self.outputs, self.path = synthetic, outputs, path
         self.seen: list[Seen] = []
         self.killed_at: int | None = None
@@ -76,7 +76,7 @@ class Watch:
 
 
 def test_nothing_is_written_between_the_runs_of_a_turn(
-    synthetic: Pair, outputs: list[Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: SyntheticPair, outputs: list[Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """And the first of its plain runs is in no record."""
     watch = Watch(synthetic, outputs, tmp_path / "live.jsonl", monkeypatch)
@@ -91,7 +91,7 @@ def test_nothing_is_written_between_the_runs_of_a_turn(
 
 
 def test_the_order_of_ways_is_drawn_anew_for_each_prompt_and_round(
-    synthetic: Pair, outputs: list[Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: SyntheticPair, outputs: list[Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     first, second = (Watch(synthetic, outputs, tmp_path / name, monkeypatch) for name in ("first", "second"))
     list(second.run())
@@ -104,7 +104,7 @@ def test_the_order_of_ways_is_drawn_anew_for_each_prompt_and_round(
 
 
 def test_who_is_stopped_loses_one_turn_and_goes_on_in_the_same_order(
-    synthetic: Pair, outputs: list[Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: SyntheticPair, outputs: list[Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     whole = Watch(synthetic, outputs, tmp_path / "whole", monkeypatch)
     list(whole.run())
@@ -121,7 +121,7 @@ def test_who_is_stopped_loses_one_turn_and_goes_on_in_the_same_order(
 
 
 def test_ways_of_a_profile_take_turns_in_drawn_orders_and_are_written_together(
-    synthetic: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: SyntheticPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path, lines, orders = tmp_path / "profile.jsonl", [], []
     lookaheads: dict[int, int] = {}

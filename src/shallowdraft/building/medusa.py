@@ -48,7 +48,7 @@ def measure_heads(heads: Heads, target: Decoder, batches: Batches, turns: Iterab
     for row in ranks.tolist():
         at = 0
         while at < len(row):
-            kept = tree.followed(row[at][: tree.depth])
+            kept = tree.accepted_depth(row[at][: tree.depth])
             emitted, iterations, at = emitted + kept + 1, iterations + 1, at + kept + 1
     first = (ranks == 0).float().mean((0, 1)).tolist()
     return {f"match_{head}": match for head, match in enumerate(first, 1)} | {"greedy_tar": emitted / iterations}

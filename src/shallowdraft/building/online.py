@@ -22,7 +22,7 @@ from shallowdraft.decoding.results import Generation
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
-from shallowdraft.models.model import Model, check_vocabulary, rounded_by_default
+from shallowdraft.models.model import Model, check_vocabulary, int8_by_default
 
 CURRENT = "draft"  # a link to the one of the folders that is served
 VERSIONS = ("draft-a", "draft-b")
@@ -149,8 +149,8 @@ class OnlineDraft:
         dtype = self._pupil.dtype if self._pupil.device.type == "cpu" else self.target.decoder.dtype
         state = {name: tensor.to(dtype, copy=True) for name, tensor in self._pupil.dense_state().items()}
         decoder = assemble(self._pupil.shape, state)
-        small = rounded_by_default(decoder.shape, decoder.device)
-        return replace(self._learning, decoder=decoder.pack("bytes" if small else None))
+        small = int8_by_default(decoder.shape, decoder.device)
+        return replace(self._learning, decoder=decoder.pack("int8" if small else None))
 
     def _write(self) -> None:
         """Into the one of two folders that is not served, then a link to it that is replaced whole."""

@@ -65,13 +65,13 @@ class InspectCommand(ModelCommand):
 
     def _as_draft(self, shape: ModelShape, device: "torch.device", dtype: str) -> dict[str, Any]:
         """Say in which precision the model drafts, and why that is not int8 where it could be by default."""
-        from shallowdraft.models.model import needs_of_bytes, rounded_by_default
+        from shallowdraft.models.model import int8_by_default, int8_requirements
 
         by_default = self.dtype is None and device.type == "cpu"
-        rounded = by_default and rounded_by_default(shape, device)
+        rounded = by_default and int8_by_default(shape, device)
         return {
             "draft_dtype": "int8" if rounded else dtype,
-            "draft_dtype_reason": needs_of_bytes(shape) if by_default and not rounded else None,
+            "draft_dtype_reason": int8_requirements(shape) if by_default and not rounded else None,
         }
 
 
@@ -96,15 +96,15 @@ class _Inspected:
         from shallowdraft.models.vocabulary import (
             compare,
             load_tokenizer,
-            say_sizes_only,
+            sizes_only_reason,
             vocabulary_of,
-            why_sizes_only,
+            warn_sizes_only,
         )
 
         maps = [None if one.folder is None else vocabulary_of(load_tokenizer(one.folder)) for one in (self, draft)]
         check = compare(maps[0], maps[1], self.shape.vocab, draft.shape.vocab)
-        if check.relation == "same" and (reason := why_sizes_only(*maps)):
-            say_sizes_only(self.name, draft.name, reason)
+        if check.relation == "same" and (reason := sizes_only_reason(*maps)):
+            warn_sizes_only(self.name, draft.name, reason)
         return check
 
 

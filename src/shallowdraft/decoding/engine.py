@@ -169,7 +169,7 @@ class Engine:
         with self.clock.phase("draft") if d else nullcontext():
             proposal = drafter.propose(self.state, uniforms[:, :nodes], missed)
             if d:
-                self.target.share(proposal.tokens, proposal.q)
+                self.target.broadcast(proposal.tokens, proposal.q)
         with self.clock.phase("verify"):
             if self.sampling.greedy and proposal.tree is None and self._graphs is None:
                 settled = self._settled_in_one(proposal)
@@ -200,7 +200,7 @@ class Engine:
         assert self.cache is not None
         state = self.state
         row = state.tokens, state.length, state.limit
-        return self.target.settle(proposal.tokens, proposal.largest, *row, self.cache, UNSOUND)
+        return self.target.commit_greedy(proposal.tokens, proposal.largest, *row, self.cache, UNSOUND)
 
     def _tree_verified(self, tokens: Tensor, proposal: Proposal, coins: Tensor, last: Tensor) -> Tensor:
         """One pass over the whole tree; what was accepted of it then lies in the caches as if it had been alone."""
@@ -234,7 +234,7 @@ class Engine:
             emitted = in_flight.popleft().read() if len(in_flight) > cuda else None  # on a GPU one iteration late
             if self.lookahead_policy and begin_s and emitted is not None:
                 lookahead, accepted = len(emitted[0]) - 2, [row[0] for row in emitted]
-                self.lookahead_policy.learn(lookahead, accepted, self.target.shared_s(time.perf_counter() - begin_s))
+                self.lookahead_policy.learn(lookahead, accepted, self.target.broadcast_s(time.perf_counter() - begin_s))
             self._bound_lengths(emitted, unread=sum(message.tokens for message in in_flight))
             if emitted is not None:
                 yield emitted
@@ -276,7 +276,9 @@ def _settled(best: Tensor, choice: Tensor, proposal: Proposal, state: State) -> 
     from shallowdraft.kernels import gpu_choice
 
     drafted = _draft_logits(proposal)
-    return gpu_choice.settle(best, choice, proposal.tokens, drafted, state.tokens, state.length, state.limit, UNSOUND)
+    return gpu_choice.commit_greedy(
+        best, choice, proposal.tokens, drafted, state.tokens, state.length, state.limit, UNSOUND
+    )
 
 
 def _judged(
@@ -286,10 +288,10 @@ def _judged(
     from shallowdraft.kernels import gpu_choice
 
     size, vocab = logits.shape[:2], logits.shape[2]
-    p, _, best = gpu_choice.law(logits.flatten(0, 1), sampling.numbers, vocab)
+    p, _, best = gpu_choice.distribution(logits.flatten(0, 1), sampling.numbers, vocab)
     p, best = p.view(*size, vocab), best.view(size)
     q, drafted = p[:, :0] if proposal.q is None else proposal.q, _draft_logits(proposal)
-    return gpu_choice.judge(
+    return gpu_choice.commit_sampled(
         p, best, q, proposal.tokens, drafted, coins, last, state.tokens, state.length, state.limit, UNSOUND
     )
 

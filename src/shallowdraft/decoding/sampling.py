@@ -73,7 +73,7 @@ def drawn(logits: Tensor, sampling: Sampling | Samplings, vocab: int, uniform: T
     if logits.is_cuda:
         from shallowdraft.kernels import gpu_choice
 
-        return gpu_choice.law(logits, sampling.numbers, vocab, uniform)
+        return gpu_choice.distribution(logits, sampling.numbers, vocab, uniform)
     logits = in_vocabulary(logits, vocab)
     p = probabilities(logits, sampling)
     return p, draw(p, uniform), logits.amax(-1)

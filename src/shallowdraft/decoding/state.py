@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shallowdraft.decoding.verification import Verdict
-from shallowdraft.models.cache import KVCache, Source
+from shallowdraft.models.cache import EncoderInput, KVCache
 from shallowdraft.models.decoder import Decoder
 
 PREFILL_CHUNK = 512
@@ -30,7 +30,7 @@ class State:
     longest: int
     """A bound on every row's length that the host knows without asking the device."""
     lookahead: int
-    source: Source | None = None
+    source: EncoderInput | None = None
     """What an encoder reads; the tokens are then the decoder's alone."""
 
     def __post_init__(self) -> None:
@@ -119,9 +119,9 @@ def new_state(
     return State(tokens.to(device), lengths.to(device), torch.tensor(limits).to(device), longest, lookahead)
 
 
-def new_source(texts: list[list[int]], device: torch.device, slots: int | None = None) -> Source:
+def new_source(texts: list[list[int]], device: torch.device, slots: int | None = None) -> EncoderInput:
     tokens, lengths = _padded(texts, slots or source_slots_for(texts, device))
-    return Source(tokens.to(device), lengths.to(device))
+    return EncoderInput(tokens.to(device), lengths.to(device))
 
 
 def _padded(texts: list[list[int]], slots: int) -> tuple[Tensor, Tensor]:

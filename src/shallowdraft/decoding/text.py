@@ -102,7 +102,7 @@ class TextStream:
 
 def text_stream(model: Model, prompt: Sequence[int], stops: Sequence[str] = ()) -> TextStream:
     """A stream of what the model's tokenizer makes of tokens behind a prompt."""
-    return TextStream(model.decode, stops, prompt, model.spoiler)
+    return TextStream(model.decode, stops, prompt, model.invalid_byte_token)
 
 
 def text_after(model: Model, prompt: Sequence[int], tokens: Sequence[int]) -> str:

@@ -1,5 +1,5 @@
 """The rules that decide what is emitted. Pure tensor code: nothing else in the package accepts or rejects a token, but
-kernels that are tested to do the same (`gpu_choice`, and greedily `settle` of kernels/cpu.c).
+kernels that are tested to do the same (`gpu_choice`, and greedily `commit_greedy` of kernels/cpu.c).
 
 Shapes: B rows, d lookahead, V vocabulary. Position j of p is the target's law of the token that follows proposal j - 1.
 """

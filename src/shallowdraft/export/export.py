@@ -22,7 +22,7 @@ from shallowdraft.export.advice import Advice
 from shallowdraft.export.engines import DRAFT, FAMILIES, GGUF, TARGET, Engine, Setup, setup
 from shallowdraft.export.padding import with_vocabulary
 from shallowdraft.models import zoo
-from shallowdraft.models.checkpoint import check_folder, find_folder, is_for_us_alone, read_json, read_shape
+from shallowdraft.models.checkpoint import check_folder, find_folder, has_int8_weights, read_json, read_shape
 from shallowdraft.models.model import Model, load
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import provenance, write_whole
@@ -61,7 +61,7 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
     size, size_before = shapes[TARGET].vocab, shapes[DRAFT].vocab
     models = {DRAFT: with_vocabulary(_load(folders[DRAFT], dtype), load_tokenizer(folders[TARGET]), size)}
     served_target = str(folders[TARGET].resolve()) if local else target
-    if as_gguf or (local and is_for_us_alone(folders[TARGET])):
+    if as_gguf or (local and has_int8_weights(folders[TARGET])):
         models[TARGET] = _load(folders[TARGET], dtype)
         served_target = TARGET + (GGUF if as_gguf else "")
     engine_setup = setup(engine, served_target, advice.lookahead, advice.by_batch)

@@ -1,4 +1,7 @@
-"""Builds and loads cpu.c, once a machine. Without a C compiler everything runs on PyTorch's own operations instead."""
+"""The C kernels of cpu.c, compiled for this processor on first use and kept in the user's cache folder.
+
+Without gcc, decoding uses PyTorch's own operations. The structures mirror those of the same names in cpu_vectors.h.
+"""
 
 import ctypes
 import hashlib
@@ -17,16 +20,16 @@ import torch
 
 log = logging.getLogger(__name__)
 
-QUERIES = 24
-VECTORS = {"AVX512": 16, "AVX2": 8}  # floats in the widest of a processor; elsewhere 4, as in NEON
-ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
+QUERIES = 24  # of one head that share a reading of the KV cache
+VECTORS = {"AVX512": 16, "AVX2": 8}  # floats in the widest vector of a processor; 4 on others, as in NEON
+ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}  # the enum of cpu_vectors.h
 PROBES, HANDOVERS, MULTIPLICATIONS = 3, 100, 20_000
 _SOURCE = Path(__file__).with_name("cpu.c")
 _FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", f"-DQUERIES={QUERIES}")
 
 
-class Product(Structure):
-    """A packed weight; see models/projection.py for its layout."""
+class PackedWeight(Structure):
+    """Addresses and sizes of a packed weight; models/projection.py has its layout."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("weight", "scale", "bias")),
@@ -34,25 +37,25 @@ class Product(Structure):
     )
 
 
-class Norm(Structure):
-    """RMSNorm, or LayerNorm where there is a bias; nothing where there is no weight."""
+class NormWeights(Structure):
+    """Addresses of an RMSNorm's weight, or of a LayerNorm's weight and bias; null where there is no norm."""
 
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
 
-class Layer(Structure):
-    """The weights of a block."""
+class LayerWeights(Structure):
+    """Weights of a layer, its attention window in positions (0: none), and which of its parts are skipped."""
 
     _fields_ = (
-        *((name, Norm) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm")),
-        *((name, Product) for name in ("qkv", "out", "up", "down")),
+        *((name, NormWeights) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm")),
+        *((name, PackedWeight) for name in ("qkv", "out", "up", "down")),
         ("window", c_int64),
         ("skips", c_int64),
     )
 
 
-class Model(Structure):
-    """Sizes and weights of a decoder without embedding and head."""
+class DecoderWeights(Structure):
+    """Sizes and weights of a decoder's layers and final norm, without embedding and head."""
 
     _fields_ = (
         *(
@@ -62,27 +65,27 @@ class Model(Structure):
             )
         ),
         ("eps", c_float),
-        ("layer", POINTER(Layer)),
-        ("final", Norm),
+        ("layer", POINTER(LayerWeights)),
+        ("final", NormWeights),
     )  # fmt: skip
 
 
-class Tree(Structure):
-    """Nodes of a pass: where node 0 stands, which they are, what each sees, the depths of all."""
+class TreeNodes(Structure):
+    """Addresses of the tensors of a `models.tree.TreePass`."""
 
     _fields_ = (("base", c_void_p), ("nodes", c_void_p), ("seen", c_void_p), ("depths", c_void_p))
 
 
 @cache
 def lanes() -> int:
-    """Floats in a vector; a panel of weights holds twice as many outputs."""
+    """Return the floats in a vector; a panel of weights holds two vectors of outputs."""
     return VECTORS.get(torch.backends.cpu.get_cpu_capability(), 4)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where they cannot be built; said once."""
-    compiler = shutil.which("gcc")  # its OpenMP is the one that PyTorch brings; a second one would fight for the cores
+    """Return the compiled kernels, or None with a warning where they cannot be built; both once per process."""
+    compiler = shutil.which("gcc")  # its OpenMP is PyTorch's own; threads of a second one would compete for the cores
     if compiler is None:
         log.warning("gcc not found: decoding on the CPU uses PyTorch's operations and is slower; install gcc")
         return None
@@ -92,34 +95,39 @@ def library() -> ctypes.CDLL | None:
         reason = error.stderr.strip().splitlines()[-1] if isinstance(error, subprocess.CalledProcessError) else error
         log.warning("the CPU kernels cannot be built (%s): decoding uses PyTorch's operations and is slower", reason)
         return None
+    _declare(loaded)
+    return loaded
+
+
+def _declare(loaded: ctypes.CDLL) -> None:
+    """Tell ctypes the arguments and results of the functions in cpu.c."""
     pointer, number = c_void_p, c_int64
     loaded.forward.argtypes = (
-        POINTER(Model), pointer, pointer, POINTER(Tree), number, number,
+        POINTER(DecoderWeights), pointer, pointer, POINTER(TreeNodes), number, number,
         pointer, number, pointer, pointer, pointer, number,
     )  # fmt: skip
-    loaded.product.argtypes = (POINTER(Product), pointer, number, pointer, number)
+    loaded.product.argtypes = (POINTER(PackedWeight), pointer, number, pointer, number)
     loaded.decode.argtypes = (
-        POINTER(Model), pointer, number, POINTER(Product), number,
+        POINTER(DecoderWeights), pointer, number, POINTER(PackedWeight), number,
         pointer, pointer, number, number, number, pointer, pointer,
         pointer, number, pointer, pointer, pointer, pointer, pointer, number,
     )  # fmt: skip
-    loaded.settle.argtypes = (
-        POINTER(Model), pointer, number, POINTER(Product),
+    loaded.commit_greedy.argtypes = (
+        POINTER(DecoderWeights), pointer, number, POINTER(PackedWeight),
         pointer, pointer, number, number, pointer, number, pointer, pointer, number, pointer,
         pointer, number, pointer, pointer, pointer, pointer, pointer, number,
     )  # fmt: skip
     loaded.handover.argtypes, loaded.handover.restype = (number,), c_double
     loaded.arithmetic.argtypes, loaded.arithmetic.restype = (number, number), c_double
-    for name in ("forward", "product", "decode", "settle"):
+    for name in ("forward", "product", "decode", "commit_greedy"):
         getattr(loaded, name).restype = None
-    return loaded
 
 
 def probe(threads: int) -> tuple[float, float]:
-    """Seconds in which a core hands a cache line to another, and of a fixed piece of arithmetic; 0 if unknown.
+    """Measure the cores: seconds to hand a cache line from one to another, and seconds of a fixed piece of arithmetic.
 
-    The one tells where a hypervisor has put the cores, the other whether somebody computes on them beside us. To be
-    asked while the threads of a parallel region still wait for the next one.
+    The first tells where a hypervisor has placed the cores, the second whether another process computes on them. Both
+    are 0 if unknown. Call it right after a parallel region, while its threads still spin in wait for the next one.
     """
     kernels = library()
     if kernels is None or threads < 2:
@@ -129,7 +137,7 @@ def probe(threads: int) -> tuple[float, float]:
 
 
 def _built(compiler: str) -> Path:
-    """The shared library for this source, compiler and processor, compiled if it is not in the user's cache yet."""
+    """Return the library for this source, compiler and processor; compile it if it is not in the cache folder."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shallowdraft"
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     flags = (*_FLAGS, f"-DLANES={lanes()}")
@@ -139,15 +147,15 @@ def _built(compiler: str) -> Path:
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / path.name
-            command = [compiler, *flags, "-o", str(made), str(_SOURCE), "-lm"]
+            compiled = Path(scratch) / path.name
+            command = [compiler, *flags, "-o", str(compiled), str(_SOURCE), "-lm"]
             subprocess.run(command, capture_output=True, text=True, check=True)
-            made.replace(path)
+            compiled.replace(path)  # in one step: another process may compile the same
     return path
 
 
 def _processor() -> str:
-    """What -march=native depends on; a cache may be shared between machines."""
+    """Return what -march=native depends on: machines of different kinds may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

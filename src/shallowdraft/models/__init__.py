@@ -1,1 +1,1 @@
-"""Decoders, caches, checkpoints in and out, tokenizers and the vocabulary check."""
+"""Decoders, KV caches, reading and writing of checkpoints, tokenizers, and the comparison of vocabularies."""

@@ -1,6 +1,7 @@
-"""A static key/value cache. Rollback is by position: what lies beyond a row's length is overwritten, never removed.
+"""A static KV cache. Rollback is by position: slots beyond a row's length are overwritten later, never cleared.
 
-Shapes: L layers, B rows, H key/value heads, S slots, T tokens of a pass, D head width, R tokens of a source.
+Shapes: L layers, B batch rows, H key/value heads, S slots, T tokens of a pass, D head width, R tokens of an encoder's
+input.
 """
 
 import copy
@@ -18,7 +19,7 @@ from shallowdraft.shapes.shape import ModelShape
 
 
 class KVCache:
-    """Slots for the keys and values of every layer and row, and the rotary tables for as many positions."""
+    """Keys and values of every layer and row, [L, 2, B, H, S, D], and rotary tables for S positions."""
 
     def __init__(self, shape: ModelShape, rows: int, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
         per_token = shape.kv_bytes_per_token(dtype_name(dtype))
@@ -36,7 +37,10 @@ class KVCache:
 
     @classmethod
     def of(cls, parts: Sequence[tuple["KVCache", int]], lengths: Sequence[int], slots: int) -> "KVCache":
-        """A row each of others, so much of it, with so many slots; for these the first must have positions."""
+        """Build a cache with `slots` slots from single rows of others, `lengths` slots of each.
+
+        The rotary tables are the first one's, which must reach that far.
+        """
         first = parts[0][0]
         assert first.rope is None or len(first.rope[0]) >= slots
         layers, two, _, heads, _, width = first.kv.shape
@@ -48,54 +52,56 @@ class KVCache:
         return batch
 
     def put(self, row: int, part: tuple["KVCache", int], length: int) -> None:
-        """Instead of a row what the first slots of another hold."""
-        other, place = part
-        self.kv[:, :, row, :, :length] = other.kv[:, :, place, :, :length]
+        """Copy the first `length` slots of a row of another cache into a row of this one."""
+        other, other_row = part
+        self.kv[:, :, row, :, :length] = other.kv[:, :, other_row, :, :length]
 
     def addresses(self, positions: Tensor) -> Tensor:
-        """Where a pass writes: positions [B, T] -> indices [B * H * T] into a layer's slots laid end to end."""
+        """Return the indices [B * H * T] of slots `positions` [B, T] in a layer's keys or values [B * H * S, D]."""
         return (self._heads + positions[:, None]).flatten()
 
     def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [B, T, H, D] of a pass."""
+        """Store the keys and values [B, T, H, D] of a pass."""
         for slots, new in zip(self.layers[layer], (keys, values), strict=True):
             width = slots.shape[-1]
             slots.view(-1, width).index_copy_(0, addresses, new.transpose(1, 2).reshape(-1, width))
 
     def keep(self, base: Tensor, nodes: Tensor) -> None:
-        """Of a token tree behind slots base [B], let nodes [B, T] lie next to each other."""
-        found = (base[:, None] + nodes)[:, None, :, None]
-        place = (base[:, None] + torch.arange(1, nodes.shape[1] + 1, device=base.device))[:, None, :, None]
+        """Move the accepted nodes [B, T] of a token tree to the slots behind its node 0, which is in slot base [B]."""
+        source = (base[:, None] + nodes)[:, None, :, None]
+        target = (base[:, None] + torch.arange(1, nodes.shape[1] + 1, device=base.device))[:, None, :, None]
         size = (*self.kv.shape[:4], nodes.shape[1], self.kv.shape[5])
-        self.kv.scatter_(4, place.expand(size), self.kv.gather(4, found.expand(size)))
+        # gather copies before scatter_ writes, so a node's slot may be another one's target
+        self.kv.scatter_(4, target.expand(size), self.kv.gather(4, source.expand(size)))
 
     def read(self, layer: int, span: int) -> tuple[Tensor, Tensor]:
-        """The first `span` slots of a layer: keys and values [B, H, span, D]."""
+        """Return the first `span` slots of a layer: keys and values [B, H, span, D]."""
         keys, values = self.layers[layer]
         return keys[:, :, :span], values[:, :, :span]
 
 
 @dataclass
-class Source:
+class EncoderInput:
     """Texts that an encoder reads."""
 
-    tokens: Tensor  # [B, R] void beyond `length`
+    tokens: Tensor  # [B, R], padded beyond `length`
     length: Tensor  # [B]
 
 
 class CrossCache(KVCache):
-    """With the keys and values of a source, written once, and the bias of every distance between two tokens."""
+    """A KV cache of an encoder–decoder: also the encoder's keys and values, and a bias for each distance of tokens."""
 
     def __init__(
         self, shape: ModelShape, rows: int, slots: int, biases: Tensor, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(shape, rows, slots, device=device, dtype=dtype)
-        self.biases = biases  # [H, S]
+        self.biases = biases  # [H, S], by head and distance
         self.source: tuple[Tensor, Tensor] | None = None
 
     def write_source(self, kv: Tensor, mask: Tensor) -> None:
-        """Keys and values [L, 2, B, H, R, D], and -inf where a source has ended [B, 1, 1, R]; in place, if it was there
-        before, because captured iterations know it by address.
+        """Store the encoder's keys and values [L, 2, B, H, R, D] and the mask of its input [B, 1, 1, R].
+
+        If the sizes are those of the last input this happens in place: CUDA graphs hold the addresses.
         """
         if self.source is None or self.source[0].shape != kv.shape:
             self.source = kv, mask
@@ -105,10 +111,9 @@ class CrossCache(KVCache):
 
 
 def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Zeros, not empty memory: a masked slot still takes part in a product, and 0 * NaN is NaN.
+    """Return zeros, not empty memory: a masked slot still takes part in a product, and 0 * NaN is NaN.
 
-    On a CPU they come from numpy, which asks the system for pages that are zero once touched: a long cache costs
-    nothing before it is used.
+    On a CPU numpy allocates them, because the system hands it zero pages on first use: unused slots cost nothing.
     """
     if device.type != "cpu":
         return torch.zeros(size, device=device, dtype=dtype)
@@ -118,7 +123,7 @@ def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> T
 def rope_tables(
     rope: Rope, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cos and signed sin [positions, D], such that a head x turns into x * cos + roll(x, D / 2) * sin."""
+    """Return cosines and signed sines [positions, D]: a rotated head is x * cos + roll(x, D / 2) * sin."""
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), _frequencies(rope, head_dim))
     cos, sin = angles.cos(), angles.sin()
     tables = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -126,13 +131,13 @@ def rope_tables(
 
 
 def _frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Rotations a token, in radians, for each pair of dimensions."""
+    """Return the radians per position that each pair of a head's numbers is rotated by, [D / 2]."""
     frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.kind == "default":
         return frequencies
     if rope.kind == "linear":
         return frequencies / rope.factor
-    # Llama 3: long wavelengths are stretched by `factor`, short ones kept, those between interpolated.
+    # Llama 3: long wavelengths are stretched by `factor`, short ones are kept, medium ones are interpolated.
     wavelengths = 2 * math.pi / frequencies
     low, high = rope.low_freq_factor, rope.high_freq_factor
     smooth = ((rope.original_context / wavelengths - low) / (high - low)).clamp(0, 1)

@@ -1,6 +1,6 @@
-"""Hugging Face folders in and out: config.json, safetensors (one file or shards), older .bin files.
+"""Reading and writing of Hugging Face folders: config.json, safetensors (one file or shards), older .bin files.
 
-Everything is checked against the shape's layout before any weight is read, so that a broken folder fails at once.
+All tensors are checked against the shape's layout before any weight is read, so that a broken folder fails at once.
 """
 
 import json
@@ -23,6 +23,7 @@ from shallowdraft.errors import CheckpointError, OptionError, UnsupportedModelEr
 from shallowdraft.models import zoo
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.memory import dtype_name, require_memory
+from shallowdraft.models.projection import round_to_int8
 from shallowdraft.models.seq2seq import Seq2Seq
 from shallowdraft.models.tensor_parallel import Split, SplitDecoder
 from shallowdraft.models.vocabulary import SIDE_FILES
@@ -30,28 +31,31 @@ from shallowdraft.records import write_whole
 from shallowdraft.shapes.shape import DTYPE_BYTES, ModelShape
 from shallowdraft.shapes.tensors import Stored
 
-SHORT_TEXT = 1024  # tokens of cache that a model is checked for before it is loaded
+SHORT_TEXT = 1024  # tokens of KV cache that must fit beside the weights for a model to be loaded
 
 # Tensors that old checkpoints carry and that follow from the config.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
-_SCALE = ".int8_scale"  # beside a matrix of 8-bit integers: what each row is multiplied by
-_ELSEWHERE = ["*/*", "consolidated*"]  # other formats of the same weights
+_SCALE = ".int8_scale"  # suffix of the scales [N] of a matrix of 8-bit integers [N, K]
+_OTHER_FORMATS = ["*/*", "consolidated*"]  # of the same weights, in folders on the hub
 _FLOATS = ("F32", "BF16", "F16", "F64", "torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A tensor that can be read when it is wanted."""
+class _StoredTensor:
+    """A tensor of a weight file that has not been read yet."""
 
     size: tuple[int, ...]
     dtype: str
     read: Callable[[], Tensor]
-    rounded: bool = False
-    """Stored in 8 bits with a scale a row."""
+    int8: bool = False
+    """Whether it is stored as 8-bit integers with a scale for each row."""
 
 
 def find_folder(name: str | Path, *, weights: bool = True) -> Path:
-    """A zoo name, a local folder as it is, or a hub id through huggingface_hub's cache; works offline once cached."""
+    """Return the folder of a zoo name, a local folder, or a hub id, which is downloaded unless it is cached.
+
+    Without `weights` only the config and the tokenizer's files are downloaded.
+    """
     if str(name).startswith(zoo.PREFIX):
         return zoo.folder(str(name))
     if Path(name).is_dir():
@@ -64,9 +68,10 @@ def find_folder(name: str | Path, *, weights: bool = True) -> Path:
             f"{text}: no such folder; give a folder with config.json and weights, or a hub id like org/name"
         )
     try:
-        for wanted in ("*.safetensors", "*.bin") if weights else ("config.json",):
-            folder = Path(snapshot_download(text, allow_patterns=[*SIDE_FILES, wanted], ignore_patterns=_ELSEWHERE))
-            if any(folder.glob(wanted)):
+        for pattern in ("*.safetensors", "*.bin") if weights else ("config.json",):
+            allowed = [*SIDE_FILES, pattern]
+            folder = Path(snapshot_download(text, allow_patterns=allowed, ignore_patterns=_OTHER_FORMATS))
+            if any(folder.glob(pattern)):
                 break
     except Exception as error:  # huggingface_hub raises a different class for each of a dozen causes
         reason = first_line(error)
@@ -78,6 +83,7 @@ def find_folder(name: str | Path, *, weights: bool = True) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a checkpoint folder."""
     try:
         return files.read_json(path, CheckpointError)
     except FileNotFoundError:
@@ -87,6 +93,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_shape(folder: Path) -> ModelShape:
+    """Read the shape from a folder's config.json."""
     try:
         return ModelShape.from_config(read_json(folder / "config.json"))
     except (OptionError, UnsupportedModelError) as error:
@@ -94,42 +101,42 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def check_folder(folder: Path) -> ModelShape:
-    """The shape of a checkpoint whose tensors are all there and of the right size; no weight is read."""
-    with _sources(folder, read_shape(folder)) as (shape, sources):
-        _check(folder, shape, sources)
+    """Return the shape of a checkpoint after checking that all tensors exist in the right size; read no weight."""
+    with _open_tensors(folder, read_shape(folder)) as (shape, tensors):
+        _check(folder, shape, tensors)
     return shape
 
 
-def is_for_us_alone(folder: Path) -> bool:
-    """Whether the weights lie there in 8 bits, which no other engine reads."""
-    with _sources(folder, read_shape(folder)) as (_, sources):
-        return any(source.rounded for source in sources.values())
+def has_int8_weights(folder: Path) -> bool:
+    """Return whether the weights are stored in our 8-bit form, which no other engine reads."""
+    with _open_tensors(folder, read_shape(folder)) as (_, tensors):
+        return any(tensor.int8 for tensor in tensors.values())
 
 
 def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device, split: Split | None = None) -> Decoder:
-    """Read and check a folder's weights into a decoder, or one process's share of them."""
+    """Check and read a folder's weights into a decoder, or one process's share of them."""
     split = split or Split()
-    with _sources(folder, read_shape(folder)) as (shape, sources), torch.inference_mode(False):
-        _check(folder, shape, sources)
+    with _open_tensors(folder, read_shape(folder)) as (shape, tensors), torch.inference_mode(False):
+        _check(folder, shape, tensors)
         require_memory(
             _bytes_to_decode(split.part(shape), dtype), device, f"{folder.name} ({shape}, {dtype_name(dtype)})"
         )
         state = {
-            name: torch.cat([split.cut(name, _read(folder, part, sources)).to(device, dtype) for part in parts])
+            name: torch.cat([split.cut(name, _read(folder, part, tensors)).to(device, dtype) for part in parts])
             for name, parts in shape.layout().items()
         }
     return assemble(shape, state, split)
 
 
 def _bytes_to_decode(shape: ModelShape, dtype: torch.dtype) -> int:
-    """Weights, a tied head's second, packed copy, and the cache of a short text."""
+    """Return the bytes of the weights, of a tied head's second, packed copy, and of a short text's KV cache."""
     name = dtype_name(dtype)
     head = shape.vocab * shape.embed_dim * DTYPE_BYTES[name] if shape.tied else 0
     return shape.weight_bytes(name) + head + shape.kv_bytes_per_token(name) * min(shape.context, SHORT_TEXT)
 
 
 def assemble(shape: ModelShape, state: Mapping[str, Tensor], split: Split | None = None) -> Decoder:
-    """A decoder over the given tensors, named as in the shape's layout; nothing is copied."""
+    """Build a decoder from tensors that are named as in the shape's layout; nothing is copied."""
     split = split or Split()
     with torch.device("meta"):
         decoder = _empty(shape, split)
@@ -141,6 +148,7 @@ def assemble(shape: ModelShape, state: Mapping[str, Tensor], split: Split | None
 
 
 def _empty(shape: ModelShape, split: Split) -> Decoder:
+    """Build a decoder of the class for this shape and split."""
     if shape.encoder:
         return Seq2Seq(shape)
     return SplitDecoder(shape, split) if split.ranks > 1 else Decoder(shape)
@@ -151,7 +159,8 @@ def save_decoder(
 ) -> None:
     """Write config.json and safetensors shards that transformers, vLLM and llama.cpp's converter read.
 
-    With `int8` every matrix is rounded to 8 bits, with a scale a row: a quarter of the size, for us alone to read.
+    With `int8` every matrix is rounded to 8-bit integers with a scale for each row: a quarter of the size of float32,
+    and a format that only this package reads.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = decoder.dense_state()
@@ -160,18 +169,18 @@ def save_decoder(
         pieces = state[name].split([part.size[0] for part in parts])
         stored |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
     if int8:
-        stored = dict(item for name, tensor in stored.items() for item in _rounded(name, tensor))
+        stored = _in_int8(stored)
     try:
         save_torch_state_dict(stored, folder, metadata={"format": "pt"})
     except SafetensorError as error:
         raise CheckpointError(f"{folder}: the weights cannot be written ({error}); is the disk full?") from None
-    set_usual_mode(*folder.glob("*.safetensors"))
+    use_default_mode(*folder.glob("*.safetensors"))
     dtype = dtype_name(decoder.dtype)
     write_config(folder, decoder.shape.to_config() | {"dtype": dtype, "torch_dtype": dtype} | dict(extra_config or {}))
 
 
-def set_usual_mode(*files: Path) -> None:
-    """That of any new file: safetensors writes its own so that only their owner can read them."""
+def use_default_mode(*files: Path) -> None:
+    """Give files the permissions that any new file has: safetensors makes its own readable by their owner only."""
     for file in files:
         new = file.with_name(file.name + ".mode")
         new.touch()
@@ -180,35 +189,39 @@ def set_usual_mode(*files: Path) -> None:
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write config.json, whole; it comes last: a folder with it is complete."""
+    """Write config.json in one step, as the last file: a folder that has it is complete."""
     write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
-def _rounded(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    if tensor.dim() < 2:
-        yield name, tensor
-        return
-    scale = tensor.float().abs().amax(1).clamp(min=1e-12) / 127
-    yield name, (tensor.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
-    yield name + _SCALE, scale
+def _in_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Round matrices to 8-bit integers, with their scales beside them; keep vectors."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() < 2:
+            stored[name] = tensor
+            continue
+        stored[name], scale = round_to_int8(tensor.float())
+        stored[name + _SCALE] = scale.squeeze(1)
+    return stored
 
 
 @contextmanager
-def _sources(folder: Path, shape: ModelShape) -> Iterator[tuple[ModelShape, dict[str, _Source]]]:
-    """Every tensor of a folder by its Hugging Face name, unread; the shape as they have it."""
+def _open_tensors(folder: Path, shape: ModelShape) -> Iterator[tuple[ModelShape, dict[str, _StoredTensor]]]:
+    """Open a folder's weight files: the tensors by their Hugging Face names, and the shape corrected by them."""
     with ExitStack() as stack:
-        sources: dict[str, _Source] = {}
+        tensors: dict[str, _StoredTensor] = {}
         for file in _weight_files(folder):
-            sources |= _safetensors(file, stack) if file.suffix == ".safetensors" else _pickled(file)
+            tensors |= _safetensors(file, stack) if file.suffix == ".safetensors" else _pickled(file)
         if shape.family == "opt":
-            sources = {_full_name(name): source for name, source in sources.items()}
-        # Transformers 5 writes that every T5's head is tied; that of T5 1.1, which has no scale, need not be.
-        if shape.encoder and not shape.encoder.scaled and "lm_head.weight" in sources:
+            tensors = {_full_name(name): tensor for name, tensor in tensors.items()}
+        # Transformers 5 writes that every T5's head is tied; the head of T5 1.1, which has no scale, need not be.
+        if shape.encoder and not shape.encoder.scaled and "lm_head.weight" in tensors:
             shape = replace(shape, tied=False)
-        yield shape, sources
+        yield shape, tensors
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """Return the files with the weights: safetensors before .bin, shards before a single file."""
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -220,7 +233,7 @@ def _weight_files(folder: Path) -> list[Path]:
             names = sorted(set(weight_map.values()))
             if paths := [name for name in names if not files.is_plain_name(name)]:
                 raise CheckpointError(
-                    f"{folder / index}: names {shortened(paths[0])}, which is no file of this folder; copy it again"
+                    f"{folder / index}: names {shortened(paths[0])}, which is not a file in this folder; copy it again"
                 )
             shards = [folder / name for name in names]
             if absent := [file.name for file in shards if not file.is_file()]:
@@ -235,78 +248,84 @@ def _weight_files(folder: Path) -> list[Path]:
     )
 
 
-def _safetensors(file: Path, stack: ExitStack) -> dict[str, _Source]:
+def _safetensors(file: Path, stack: ExitStack) -> dict[str, _StoredTensor]:
+    """Open a safetensors file, which stays open as long as the stack, and return its tensors unread."""
     try:
         opened = stack.enter_context(safe_open(file, framework="pt"))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{file}: truncated or corrupt ({first_line(error)}); copy or download it again"
         ) from None
-    sources = {
-        name: _Source(tuple(part.get_shape()), part.get_dtype(), lambda name=name: opened.get_tensor(name))  # type: ignore[misc]
+    tensors = {
+        name: _StoredTensor(tuple(part.get_shape()), part.get_dtype(), lambda name=name: opened.get_tensor(name))  # type: ignore[misc]
         for name, part in ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 (no mapping)
     }
-    scales = {name: sources.pop(name) for name in list(sources) if name.endswith(_SCALE)}
-    for name in sources.keys() & {scale.removesuffix(_SCALE) for scale in scales}:
-        sources[name] = _dequantised(sources[name], scales[name + _SCALE])
-    return sources
+    scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith(_SCALE)}
+    for name in tensors.keys() & {scale.removesuffix(_SCALE) for scale in scales}:
+        tensors[name] = _dequantised(tensors[name], scales[name + _SCALE])
+    return tensors
 
 
-def _dequantised(rounded: _Source, scale: _Source) -> _Source:
-    return _Source(rounded.size, scale.dtype, lambda: rounded.read() * scale.read()[:, None], rounded=True)
+def _dequantised(integers: _StoredTensor, scale: _StoredTensor) -> _StoredTensor:
+    """Return a tensor that is read as 8-bit integers times the scales of their rows."""
+    return _StoredTensor(integers.size, scale.dtype, lambda: integers.read() * scale.read()[:, None], int8=True)
 
 
-def _pickled(file: Path) -> dict[str, _Source]:
+def _pickled(file: Path) -> dict[str, _StoredTensor]:
+    """Open an older .bin file and return its tensors, memory-mapped where possible."""
     zipped = zipfile.is_zipfile(file)  # only torch's newer format can be memory-mapped
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
-    except Exception as error:  # junk makes the unpickler fail in any way it likes
+    except Exception as error:  # the unpickler raises anything on a corrupt file
         raise CheckpointError(
             f"{file}: not readable as plain tensors ({first_line(error)}); copy it again or convert it to safetensors"
         ) from None
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise CheckpointError(f"{file}: holds no map from names to tensors; convert it to safetensors")
-    return {name: _Source(tuple(t.shape), str(t.dtype), lambda t=t: t) for name, t in tensors.items()}  # type: ignore[misc]
+    return {name: _StoredTensor(tuple(t.shape), str(t.dtype), lambda t=t: t) for name, t in tensors.items()}  # type: ignore[misc]
 
 
 def _full_name(name: str) -> str:
-    """The first OPT checkpoints name their tensors `decoder.…` rather than `model.decoder.…`."""
+    """Return the name of an OPT tensor: early checkpoints have `decoder.…` instead of `model.decoder.…`."""
     return f"model.{name}" if name.startswith("decoder.") else name
 
 
-def _check(folder: Path, shape: ModelShape, sources: Mapping[str, _Source]) -> None:
-    wanted = {part.name: part.size for part in shape.stored()}
-    if missing := [name for name in wanted if name not in sources]:
+def _check(folder: Path, shape: ModelShape, tensors: Mapping[str, _StoredTensor]) -> None:
+    """Refuse missing tensors, other sizes and dtypes than we read, and tensors that the shape does not have."""
+    sizes = {part.name: part.size for part in shape.stored()}
+    if missing := [name for name in sizes if name not in tensors]:
         raise CheckpointError(
-            f"{folder}: {_some(missing)} missing; the weights do not belong to this config.json ({shape})"
+            f"{folder}: {_first_of(missing)} missing; the weights do not belong to this config.json ({shape})"
         )
-    for name, size in wanted.items():
-        if sources[name].size != size:
+    for name, size in sizes.items():
+        if tensors[name].size != size:
             raise CheckpointError(
-                f"{folder}: {name} is {list(sources[name].size)}, config.json says {list(size)}; "
+                f"{folder}: {name} is {list(tensors[name].size)}, config.json says {list(size)}; "
                 "take config.json and weights from the same model"
             )
-        if sources[name].dtype not in _FLOATS:
+        if tensors[name].dtype not in _FLOATS:
             raise UnsupportedModelError(
-                f"{folder}: {name} is stored as {sources[name].dtype}; "
+                f"{folder}: {name} is stored as {tensors[name].dtype}; "
                 "use the float32, bf16 or fp16 checkpoint it was made from"
             )
-    known = wanted.keys() | shape.spare()
-    if unknown := [n for n in sources if n not in known and not n.endswith(_DERIVED_SUFFIXES)]:
+    expected = sizes.keys() | shape.spare()
+    if unknown := [name for name in tensors if name not in expected and not name.endswith(_DERIVED_SUFFIXES)]:
         raise CheckpointError(
-            f"{folder}: {_some(unknown)} not part of a {shape.family} model; "
+            f"{folder}: {_first_of(unknown)} not part of a {shape.family} model; "
             "the weights do not belong to this config.json, or hold an adapter to be merged first"
         )
 
 
-def _some(names: list[str]) -> str:
+def _first_of(names: list[str]) -> str:
+    """Name the first tensor and count the others."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"tensor {names[0]}{more}"
 
 
-def _read(folder: Path, part: Stored, sources: Mapping[str, _Source]) -> Tensor:
+def _read(folder: Path, part: Stored, tensors: Mapping[str, _StoredTensor]) -> Tensor:
+    """Read one tensor."""
     try:
-        return sources[part.name].read()
+        return tensors[part.name].read()
     except (SafetensorError, OSError, RuntimeError) as error:
         raise CheckpointError(
             f"{folder}: {part.name} cannot be read ({first_line(error)}); copy or download it again"

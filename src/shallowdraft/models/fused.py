@@ -1,6 +1,6 @@
-"""A decoder's layers as Triton kernels, five each; what they compute is `Decoder.layers`, their reference.
+"""A decoder's layers as Triton kernels, five per layer; `Decoder.layers` is their reference.
 
-Where rows are many, reading the weights is no longer all: there cuBLAS multiplies, and attention alone is ours.
+A pass over many rows is not bound by reading the weights: there cuBLAS multiplies, and only attention is ours.
 """
 
 import logging
@@ -16,17 +16,17 @@ from shallowdraft.models.projection import Projection
 from shallowdraft.shapes.shape import ModelShape
 
 if TYPE_CHECKING:
-    from shallowdraft.kernels.gpu import Heads, Norm, Weight
+    from shallowdraft.kernels.gpu import AttentionShape, InputNorm, Weight
 
 MAX_ROWS = 32  # tokens of a pass, over all texts, up to which our products are faster than cuBLAS
-MAX_ROUNDED_ROWS = 128  # with weights in 8 bits, which cuBLAS does not take
-MAX_QUERIES = 64  # of a text, that share a key/value head
+MAX_INT8_ROWS = 128  # the same for 8-bit weights, which cuBLAS cannot read
+MAX_QUERIES = 64  # queries of a text, over tokens and heads, that share a key/value head
 
 log = logging.getLogger(__name__)
 
 
-def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str | None:
-    """What keeps a decoder from running on these kernels; None if nothing does."""
+def unsupported_reason(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why a decoder cannot run on these kernels, as the predicate of "our kernels …"; None if it can."""
     if device.type != "cuda" or dtype == torch.float32:
         return "are for 16-bit weights on a GPU"
     if shape.encoder:
@@ -47,8 +47,8 @@ def fuse(
     skips: Collection[int] = (),
     kind: "type[FusedLayers] | None" = None,
 ) -> "FusedLayers | None":
-    """The layers on these kernels; None, said once, where they cannot be."""
-    if reason := why_not(shape, dtype, head.weight.device):
+    """Return a decoder's layers on these kernels, or None with a warning if they do not support it."""
+    if reason := unsupported_reason(shape, dtype, head.weight.device):
         log.warning("%s runs on PyTorch's own operations, several times slower: our kernels %s", shape, reason)
         return None
     return (kind or FusedLayers)(shape, blocks, norm, head, skips=skips)
@@ -71,15 +71,15 @@ class FusedLayers:
         self._gpu, self._chip, self._tiling = gpu, gpu.chip(head.weight.device), tilings or gpu.tiling
         self._shared = shape.heads // shape.kv_heads
         self._activation = gpu.GATED if shape.gated else shape.activation
-        self._rounded = head.scale is not None
+        self._int8 = head.scale is not None
         self._skips = skips
         self._layers = [
             _Layer(
                 block,
-                gpu.Heads(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps),
+                gpu.AttentionShape(shape.heads, shape.kv_heads, shape.head_dim, window, shape.norm_eps),
                 None if block.q_norm is None else (block.q_norm.weight, block.k_norm.weight),
-                gpu.Norm(block.attn_norm.weight, shape.norm_eps),
-                gpu.Norm(block.ffn_norm.weight, shape.norm_eps),
+                gpu.InputNorm(block.attn_norm.weight, shape.norm_eps),
+                gpu.InputNorm(block.ffn_norm.weight, shape.norm_eps),
                 _weight(block.qkv, block.attn_norm),
                 _weight(block.out),
                 _weight(block.up, block.ffn_norm),
@@ -87,32 +87,33 @@ class FusedLayers:
             )
             for block, window in zip(cast("list[Any]", blocks), shape.windows(), strict=True)
         ]
-        self._norm, self._head = gpu.Norm(norm.weight, shape.norm_eps), _weight(head, norm)
+        self._norm, self._head = gpu.InputNorm(norm.weight, shape.norm_eps), _weight(head, norm)
         self._final: tuple[Any, Any] = norm, head
         self._counters: dict[int, Tensor] = {}
 
     def takes(self, texts: int, tokens: int) -> bool:
-        """Whether a pass over so many tokens of each text is for these kernels."""
-        return tokens * self._shared <= MAX_QUERIES and (not self._rounded or texts * tokens <= MAX_ROUNDED_ROWS)
+        """Return whether these kernels run a pass over `tokens` tokens of each text."""
+        return tokens * self._shared <= MAX_QUERIES and (not self._int8 or texts * tokens <= MAX_INT8_ROWS)
 
     def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
-        """Tokens [B, T] -> their rows [B, T, C] of an embedding; one that it lacks has the last."""
+        """Return the rows [B, T, C] of an embedding table for tokens [B, T]; a token past its end has the last row."""
         return self._gpu.embed(tokens, table, pdl=self._chip.early)
 
     def __call__(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
-        """Embedded tokens [B, T, C] at positions [B, T] -> the residual stream [B, T, C] before the final norm."""
+        """Run all layers on embedded tokens [B, T, C] at positions [B, T]; the final norm is left to `largest`."""
         size = x.shape
         x, positions = x.reshape(-1, size[-1]), positions.contiguous()
         for index, layer in enumerate(self._layers):
             if 2 * index not in self._skips:
-                x = self._attended(x, positions, layer, cache, cache.layers[index])
+                x = self._with_attention(x, positions, layer, cache, cache.layers[index])
             if 2 * index + 1 not in self._skips:
-                x = self._fed(x, layer)
+                x = self._with_ffn(x, layer)
         return x.view(size)
 
-    def _attended(
+    def _with_attention(
         self, x: Tensor, positions: Tensor, layer: "_Layer", cache: KVCache, slots: tuple[Tensor, Tensor]
     ) -> Tensor:
+        """Return x [B * T, C] with a layer's attention added; `slots` are the layer's keys and values in the cache."""
         block, many = layer.block, self._many(x)
         qkv = block.qkv(block.attn_norm(x)) if many else self._product(x, layer.qkv, norm=layer.attn_norm)
         mixed = self._gpu.attend(
@@ -131,7 +132,8 @@ class FusedLayers:
             return x + out
         return self._added(x, mixed, layer.out)
 
-    def _fed(self, x: Tensor, layer: "_Layer") -> Tensor:
+    def _with_ffn(self, x: Tensor, layer: "_Layer") -> Tensor:
+        """Return x [B * T, C] with a layer's FFN added."""
         block = layer.block
         if self._many(x):
             fed: Tensor = block.feed(block.ffn_norm(x))
@@ -140,13 +142,13 @@ class FusedLayers:
         return self._added(x, inner, layer.down)
 
     def _added(self, x: Tensor, inner: Tensor, weight: "Weight") -> Tensor:
-        """A product onto the residual stream."""
+        """Return x plus the product of `inner` with a weight."""
         return self._product(inner, weight, residual=x)
 
     def largest(self, x: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-        """Residual stream [B, T, C] -> the largest of the first `vocab` logits and its token, [B, T] each."""
+        """Return the largest of the first `vocab` logits and its token, [B, T] each, for x [B, T, C] without a norm."""
         size = x.shape[:-1]
-        x = x.reshape(-1, x.shape[-1]).contiguous()  # every second row is a view too
+        x = x.reshape(-1, x.shape[-1]).contiguous()  # x may hold every T-th row of another tensor
         if self._many(x):
             norm, head = self._final
             best, token = head(norm(x))[:, :vocab].max(-1)
@@ -156,18 +158,19 @@ class FusedLayers:
         return best.view(size), token.view(size)
 
     def _many(self, x: Tensor) -> bool:
-        """Whether rows x are so many that PyTorch's products are faster than ours."""
-        return len(x) > MAX_ROWS and not self._rounded
+        """Return whether PyTorch's products are faster than ours for the rows of x."""
+        return len(x) > MAX_ROWS and not self._int8
 
     def _product(
         self,
         x: Tensor,
         weight: "Weight",
         *,
-        norm: "Norm | None" = None,
+        norm: "InputNorm | None" = None,
         activation: str | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
+        """Multiply x [B * T, K] with a weight [N, K]; the norm before it, activation and residual are in the kernel."""
         outputs, inputs = weight.matrix.shape
         tiling = self._tiling(self._chip, outputs, inputs, len(x), activation == self._gpu.GATED)
         return self._gpu.product(
@@ -175,7 +178,7 @@ class FusedLayers:
         )
 
     def _free_counters(self, device: torch.device, count: int) -> Tensor:
-        """Zeros that attention leaves as zeros; never replaced, because captured iterations know them by address."""
+        """Return counters that attention leaves at 0; they are never replaced, because CUDA graphs hold the address."""
         if count not in self._counters:
             self._counters[count] = torch.zeros(count, dtype=torch.int32, device=device)
         return self._counters[count]
@@ -183,26 +186,29 @@ class FusedLayers:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A block as the kernels take it."""
+    """A block in the form that the kernels read."""
 
     block: Any
-    heads: "Heads"
+    heads: "AttentionShape"
     gains: tuple[Tensor, Tensor] | None
-    attn_norm: "Norm"
-    ffn_norm: "Norm"
+    attn_norm: "InputNorm"
+    ffn_norm: "InputNorm"
     qkv: "Weight"
     out: "Weight"
     up: "Weight"
     down: "Weight"
 
 
-def _weight(of: Projection, norm: Any = None) -> "Weight":
-    """With what a LayerNorm before it does to each output."""
+def _weight(projection: Projection, norm: Any = None) -> "Weight":
+    """Return a weight for the kernels, with the effect of a LayerNorm before it on each output.
+
+    W (gain (x - m) s + b) + bias = s (W gain x - m shift) + (W b + bias), with shift = W gain.
+    """
     from shallowdraft.kernels import gpu
 
     if not isinstance(norm, nn.LayerNorm):
-        return gpu.Weight(of.weight, of.scale, of.bias)
-    dense = of.dense_weight().float()
+        return gpu.Weight(projection.weight, projection.scale, projection.bias)
+    dense = projection.dense_weight().float()
     added = dense @ norm.bias.float()
-    bias = added if of.bias is None else added + of.bias.float()
-    return gpu.Weight(of.weight, of.scale, bias, dense @ norm.weight.float())
+    bias = added if projection.bias is None else added + projection.bias.float()
+    return gpu.Weight(projection.weight, projection.scale, bias, dense @ norm.weight.float())

@@ -1,7 +1,7 @@
-"""Medusa heads (Cai et al. 2024): from a target's last hidden state, what will follow its next token.
+"""Medusa heads (Cai et al. 2024): small networks that predict later tokens from a target's last hidden state.
 
-Head k guesses the token k places behind the next one; none knows what the others guess. Each ends in the target's own
-output layer, so that all of them together are small; instead of an output layer of its own it has a wide inner one.
+Head k predicts the token k positions after the next one, without knowing the other heads' predictions. All of them end
+in the target's own output layer, which keeps them small; instead of a separate output layer each has a wide inner one.
 Shapes: K heads, C width of the hidden state, M inner width.
 """
 
@@ -21,19 +21,19 @@ from shallowdraft.errors import CheckpointError, OptionError, first_line
 from shallowdraft.files import require_regular
 from shallowdraft.identity import folder_digest
 from shallowdraft.limits import MOST_HEADS
-from shallowdraft.models.checkpoint import find_folder, read_json, set_usual_mode, write_config
+from shallowdraft.models.checkpoint import find_folder, read_json, use_default_mode, write_config
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 from shallowdraft.models.tree import MOST_RANKS
 
 KIND = "medusa-heads"
 WIDER = 4  # M / C
-FOLDER = "heads"  # beside a target's weights, where they are looked for
+FOLDER = "heads"  # default folder, beside a target's weights
 
 
 @dataclass(frozen=True)
 class HeadsShape:
-    """How many heads, and on what."""
+    """Number of heads, and sizes of the target that they belong to."""
 
     count: int
     width: int
@@ -44,7 +44,7 @@ class HeadsShape:
 
 
 class Heads(nn.Module):
-    """Hidden states [..., C] -> K further ones [..., K, C], which the target's output layer turns into logits."""
+    """Medusa heads of a target: hidden states [..., C] to K others [..., K, C], for the target's output layer."""
 
     def __init__(self, shape: HeadsShape) -> None:
         super().__init__()
@@ -52,23 +52,23 @@ class Heads(nn.Module):
         self.inner = nn.Linear(shape.width, shape.count * WIDER * shape.width)
         self.outer = nn.Parameter(torch.zeros(shape.count, WIDER * shape.width, shape.width))
         self.chances: list[list[float]] = []
-        """By head and rank: how often that guess is right where those before it were; measured after training."""
+        """Acceptance rate by head and rank if earlier heads were right (`tree.chances`), measured after training."""
         self.digest = ""
-        """Content of the folder they were loaded from; empty where they were made in memory."""
+        """Digest of the folder that they were loaded from; empty if they were made in memory."""
 
     @property
     def device(self) -> torch.device:
         return self.inner.weight.device
 
     def forward(self, hidden: Tensor) -> Tensor:
-        inner = F.silu(self.inner(hidden.to(self.inner.weight.dtype)))  # while trained, in 32 bits on 16
+        inner = F.silu(self.inner(hidden.to(self.inner.weight.dtype)))  # float32 in training, on a 16-bit target
         change = torch.einsum("...km,kmc->...kc", inner.unflatten(-1, self.outer.shape[:2]), self.outer)
-        found: Tensor = hidden[..., None, :] + change.to(hidden.dtype)
-        return found
+        predicted: Tensor = hidden[..., None, :] + change.to(hidden.dtype)
+        return predicted
 
 
 def fresh_heads(target: Decoder, count: int) -> Heads:
-    """Heads that guess what the target says next, and have yet to learn what comes later."""
+    """Make untrained heads: all of them predict the target's next token."""
     heads = Heads(HeadsShape(count, target.shape.embed_dim, target.shape.vocab))
     nn.init.normal_(heads.inner.weight, std=heads.shape.width**-0.5, generator=torch.Generator().manual_seed(0))
     nn.init.zeros_(heads.inner.bias)
@@ -76,20 +76,20 @@ def fresh_heads(target: Decoder, count: int) -> Heads:
 
 
 def save_heads(heads: Heads, folder: Path, **about: Any) -> None:
-    """Write weights, then a config that says the folder is complete."""
+    """Write the weights, then the config, which marks the folder as complete."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "model.safetensors.partial"
     try:
         save_file({name: tensor.bfloat16().cpu() for name, tensor in heads.state_dict().items()}, partial)
     except SafetensorError as error:
         raise CheckpointError(f"{folder}: the heads cannot be written ({error}); is the disk full?") from None
-    set_usual_mode(partial)
+    use_default_mode(partial)
     partial.replace(folder / "model.safetensors")
     write_config(folder, heads.shape.to_config() | {"chances": heads.chances} | about)
 
 
 def load_heads(target: Model, path: str | Path | None = None) -> Heads:
-    """Heads of a target, by default those in the folder `heads` beside its weights."""
+    """Load a target's heads, by default from the folder `heads` beside its weights."""
     folder = Path(path) if path is not None else find_folder(target.name) / FOLDER
     if not (folder / "config.json").is_file():
         raise CheckpointError(
@@ -99,13 +99,13 @@ def load_heads(target: Model, path: str | Path | None = None) -> Heads:
     count = config.get("heads")
     if config.get("model_type") != KIND or type(count) is not int or not 1 <= count <= MOST_HEADS:
         raise CheckpointError(f"{folder}: config.json describes no heads; give a folder that shallowdraft heads wrote")
-    wanted = HeadsShape(count, target.decoder.shape.embed_dim, target.shape.vocab)
-    if {**config, **wanted.to_config()} != config:
+    shape = HeadsShape(count, target.decoder.shape.embed_dim, target.shape.vocab)
+    if {**config, **shape.to_config()} != config:
         raise OptionError(
             f"{folder}: these heads are for a hidden state of {shortened(config.get('hidden_size'))} and "
-            f"{shortened(config.get('vocab_size'))} tokens, {target.name} has {wanted.width} and {wanted.vocab}"
+            f"{shortened(config.get('vocab_size'))} tokens, {target.name} has {shape.width} and {shape.vocab}"
         )
-    heads = Heads(wanted)
+    heads = Heads(shape)
     require_regular(folder / "model.safetensors", CheckpointError)
     try:
         heads.load_state_dict(load_file(folder / "model.safetensors"))
@@ -118,12 +118,13 @@ def load_heads(target: Model, path: str | Path | None = None) -> Heads:
     return heads.to(target.device, target.decoder.dtype).requires_grad_(False).eval()
 
 
-def _chances(folder: Path, found: Any, heads: int) -> list[list[float]]:
+def _chances(folder: Path, stored: Any, heads: int) -> list[list[float]]:
+    """Return the chances of a config after checking that they are probabilities by head and rank."""
     try:
-        chances = [[float(one) for one in row] for row in found]
+        chances = [[float(chance) for chance in ranks] for ranks in stored]
     except (TypeError, ValueError, OverflowError):
         chances = [[-1.0]]
-    fits = len(chances) <= heads and all(len(row) <= MOST_RANKS for row in chances)
-    if not fits or not all(isfinite(one) and 0 <= one <= 1 for row in chances for one in row):
+    fits = len(chances) <= heads and all(len(ranks) <= MOST_RANKS for ranks in chances)
+    if not fits or not all(isfinite(chance) and 0 <= chance <= 1 for ranks in chances for chance in ranks):
         raise CheckpointError(f"{folder}: the chances in config.json are no probabilities; copy the folder again")
     return chances

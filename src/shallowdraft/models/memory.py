@@ -1,4 +1,4 @@
-"""How much memory there is, and a clear refusal before it runs out."""
+"""Free memory of a device, and an error before it runs out."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from shallowdraft.errors import MemoryShortageError
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name under which shapes know a dtype's size."""
+    """Return a dtype's name without `torch.`, as in `shapes.DTYPE_BYTES`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -23,12 +23,12 @@ def require_memory(needed_bytes: int, device: torch.device, what: str) -> None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Free memory of a device in bytes; None where it cannot be told."""
+    """Return the free memory of a device in bytes, or None where the system does not tell."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, free for reuse
-        return torch.cuda.mem_get_info(device)[0] + kept
-    known = [free for free in (_system_free_bytes(), _cgroup_free_bytes()) if free is not None]
-    return min(known, default=None)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch reuses it
+        return torch.cuda.mem_get_info(device)[0] + cached
+    limits = [free for free in (_system_free_bytes(), _cgroup_free_bytes()) if free is not None]
+    return min(limits, default=None)
 
 
 def _system_free_bytes() -> int | None:
@@ -40,7 +40,7 @@ def _system_free_bytes() -> int | None:
 
 
 def _cgroup_free_bytes() -> int | None:
-    """What a container's limit leaves; files in the page cache count as used there, but give way."""
+    """Return the bytes left under a container's limit; the page cache counts as used there, but can be evicted."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit = (folder / "memory.max").read_text().strip()

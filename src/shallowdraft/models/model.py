@@ -28,14 +28,14 @@ from shallowdraft.models.vocabulary import (
     compare,
     load_tokenizer,
     save_tokenizer,
-    say_sizes_only,
+    sizes_only_reason,
     vocabulary_of,
-    why_sizes_only,
+    warn_sizes_only,
 )
 from shallowdraft.shapes.shape import ModelShape
 
-SAMPLED_VALUES = 2**20  # of a tensor, for the digest of a model in memory
-SPOILER = "<0xFF>"  # as sentencepiece names it
+SAMPLED_VALUES = 2**20  # of each tensor, at most, for the digest of a model in memory
+INVALID_BYTE = "<0xFF>"  # sentencepiece's name of the token of a byte that never occurs in UTF-8
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +51,22 @@ _DTYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What `load` returns and `generate` takes."""
+    """A decoder with its tokenizer and stop tokens, as `load` returns it."""
 
     name: str
     decoder: Decoder = field(repr=False)
     tokenizer: Any | None = field(default=None, repr=False)
     stop_tokens: tuple[int, ...] = ()
     start_token: int = 0
-    """What an encoder–decoder begins with."""
+    """First token of an encoder–decoder's output."""
     checkpoint_digest: str = ""
-    """Content of the folder it was loaded from; empty for a model that was made in memory."""
+    """Digest of the folder that it was loaded from; empty for a model made in memory."""
     _checks: "WeakKeyDictionary[Model, VocabularyCheck]" = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sent to another process, it is loaded there from where it was loaded here."""
+        """Pickle the arguments of `load`: another process loads the model again."""
         if self.decoder.origin is None:
             raise OptionError(f"{self.name} is in no checkpoint that other processes can load; save it first")
         return _load_again, (self.name, *self.decoder.origin)
@@ -81,21 +81,21 @@ class Model:
 
     @property
     def digest(self) -> str:
-        """The same for the same weights, wherever they lie and whatever they are called."""
+        """Digest of the content: the same for the same weights, whatever their path or name."""
         return self.checkpoint_digest or _tensors_digest(self.decoder)
 
     @property
     def precision(self) -> str:
-        """What its weights are read in: int8, or the dtype that it computes in."""
-        return "int8" if self.decoder.packing == "bytes" else dtype_name(self.decoder.dtype)
+        """Precision of the weights: int8, or the name of the dtype that the model computes in."""
+        return "int8" if self.decoder.packing == "int8" else dtype_name(self.decoder.dtype)
 
     def encode(self, text: str) -> list[int]:
-        """Text to token ids, with the special tokens that the tokenizer puts around a prompt."""
+        """Encode text to token ids, with the special tokens that the tokenizer puts around a prompt."""
         _require_unicode(text)
         return list(self.require_tokenizer().encode(text))
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """A conversation to token ids through the tokenizer's chat template, ready for the assistant's turn."""
+        """Encode a conversation with the tokenizer's chat template, up to where the assistant's turn begins."""
         tokenizer = self.require_tokenizer()
         if not tokenizer.chat_template:
             raise PromptError(
@@ -112,21 +112,21 @@ class Model:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids to text without special tokens; empty where there is no tokenizer."""
+        """Decode token ids to text without special tokens; the text is empty if there is no tokenizer."""
         if self.tokenizer is None:
             return ""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     @property
-    def spoiler(self) -> int | None:
-        """The token of a byte that no character has, where the tokenizer writes what it does not know as bytes."""
+    def invalid_byte_token(self) -> int | None:
+        """Token of a byte that no character contains, if the tokenizer falls back to tokens of bytes."""
         if self.tokenizer is None:
             return None
-        token = self.tokenizer.convert_tokens_to_ids(SPOILER)
-        return token if token is not None and self.tokenizer.convert_ids_to_tokens(token) == SPOILER else None
+        token = self.tokenizer.convert_tokens_to_ids(INVALID_BYTE)
+        return token if token is not None and self.tokenizer.convert_ids_to_tokens(token) == INVALID_BYTE else None
 
     def save(self, folder: str | Path, *, int8: bool = False) -> None:
-        """Write a Hugging Face folder: config, weights, tokenizer; `int8` rounds the weights, for us alone to read."""
+        """Write a Hugging Face folder: config, weights, tokenizer. Only this package reads the `int8` form."""
         stops: list[int] = list(self.stop_tokens)
         extra = {
             "bos_token_id": getattr(self.tokenizer, "bos_token_id", None),
@@ -140,6 +140,7 @@ class Model:
         save_decoder(self.decoder, Path(folder), extra_config=extra, int8=int8)
 
     def require_tokenizer(self) -> Any:
+        """Return the tokenizer, or raise if there is none."""
         if self.tokenizer is None:
             raise VocabularyError(
                 f"{self.name} has no tokenizer; put its files into the folder, or give token ids: "
@@ -149,7 +150,7 @@ class Model:
 
 
 def _tensors_digest(decoder: Decoder) -> str:
-    """Digest of every tensor of a model that lies in no folder; of a large one, evenly spread values."""
+    """Return a digest of every tensor of a model made in memory; of large tensors, of evenly spread values."""
     digest = hashlib.sha256(str(decoder.shape).encode())
     for name, tensor in decoder.dense_state().items():
         step = max(1, tensor.numel() // SAMPLED_VALUES)
@@ -172,30 +173,30 @@ def load(
     trainable: bool = False,
     parallel: bool = False,
 ) -> Model:
-    """Load a local folder or a hub id. By default float32 on a CPU and bfloat16 on CUDA, CUDA where there is one.
+    """Load a zoo name, a local folder or a hub id; by default to CUDA, if there is a GPU.
 
-    Weights are made ready for decoding; `trainable` leaves them as they are. "int8" rounds them to 8 bits with a scale
-    for each output; everything else stays float32 on a CPU, bfloat16 on CUDA.
+    The default dtype is float32 on a CPU and bfloat16 on CUDA. "int8" rounds the weights to 8-bit integers with a scale
+    for each output; everything else has the default dtype. Weights are packed for decoding, unless `trainable`.
 
     `parallel` splits the model over the processes of a torchrun; all of them must then make the same calls.
     """
-    where = resolve_device(device)
+    resolved = resolve_device(device)
     folder = find_folder(path)
-    bytes_wanted = dtype == "int8"
-    kind, split = resolve_dtype(None if bytes_wanted else dtype, where), Split()
+    int8 = dtype == "int8"
+    float_dtype, split = resolve_dtype(None if int8 else dtype, resolved), Split()
     if parallel:
         if trainable:
             raise OptionError("a trainable model is sharded by the commands that train; load it without parallel")
         require_splittable(read_shape(folder), dtype)
-        where = distributed.join(where)
+        resolved = distributed.join(resolved)
         split = Split(distributed.rank(), distributed.processes())
-    decoder = load_decoder(folder, dtype=kind, device=where, split=split)
-    if bytes_wanted:
-        _require_bytes(decoder)
+    decoder = load_decoder(folder, dtype=float_dtype, device=resolved, split=split)
+    if int8:
+        _require_int8_support(decoder)
     if not trainable:
-        decoder.pack("bytes" if bytes_wanted else None)
+        decoder.pack("int8" if int8 else None)
     if not parallel:
-        decoder.origin = str(path), "int8" if bytes_wanted else kind, where.type, trainable
+        decoder.origin = str(path), "int8" if int8 else float_dtype, resolved.type, trainable
     stops, start, digest = _stop_tokens(folder), _start_token(folder, decoder.shape), folder_digest(folder) or ""
     return Model(str(path), decoder, load_tokenizer(folder), stops, start, digest)
 
@@ -204,60 +205,61 @@ def _load_again(name: str, path: str, dtype: str | torch.dtype, device: str, tra
     return replace(load(path, dtype, device, trainable=trainable), name=name)
 
 
-def _require_bytes(decoder: Decoder) -> None:
-    """Refuse 8-bit weights where no kernel takes them."""
+def _require_int8_support(decoder: Decoder) -> None:
+    """Raise if no kernel reads 8-bit weights of this model on its device."""
     if decoder.device.type == "cuda":
-        if reason := fused.why_not(decoder.shape, decoder.dtype, decoder.device):
-            raise OptionError(f"int8 is not for this model on a GPU: our kernels {reason}; use another dtype")
+        if reason := fused.unsupported_reason(decoder.shape, decoder.dtype, decoder.device):
+            raise OptionError(f"int8 is not supported for this model on a GPU: our kernels {reason}; use another dtype")
     elif best_packing(decoder.shape, decoder.dtype, decoder.device) != "panels":
-        raise OptionError(f"{needs_of_bytes(decoder.shape)}; use another dtype")
+        raise OptionError(f"{int8_requirements(decoder.shape)}; use another dtype")
 
 
 def load_draft(
     path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
 ) -> Model:
-    """Load a model that only proposes: its precision changes the speed, never the output.
+    """Load a draft: its precision changes the speed, never the output.
 
-    By default int8 on a CPU whose kernel takes it, elsewhere what `load` takes.
+    The default dtype is int8 on a CPU if the kernel supports the model, otherwise that of `load`.
     """
-    where = resolve_device(device)
+    resolved = resolve_device(device)
     if dtype is None:
         shape = read_shape(find_folder(path))
-        if rounded_by_default(shape, where):
+        if int8_by_default(shape, resolved):
             dtype = "int8"
-        elif where.type == "cpu":
-            _say_not_rounded(needs_of_bytes(shape))
-    return load(path, dtype, where)
+        elif resolved.type == "cpu":
+            _warn_float32_draft(int8_requirements(shape))
+    return load(path, dtype, resolved)
 
 
-def rounded_by_default(shape: ModelShape, device: torch.device) -> bool:
-    """Whether a draft of this shape has 8-bit weights unless another dtype is wanted."""
+def int8_by_default(shape: ModelShape, device: torch.device) -> bool:
+    """Return whether a draft of this shape has 8-bit weights by default."""
     return best_packing(shape, torch.float32, device) == "panels"
 
 
-def needs_of_bytes(shape: ModelShape) -> str:
-    """Say what 8-bit weights need on a CPU, and what this shape has of it."""
+def int8_requirements(shape: ModelShape) -> str:
+    """Describe what 8-bit weights need on a CPU, and the head width of this shape."""
     return (
         f"int8 needs a CPU, gcc and heads whose width is a multiple of {cpu.lanes()}; these are {shape.head_dim} wide"
     )
 
 
 @cache
-def _say_not_rounded(reason: str) -> None:
+def _warn_float32_draft(reason: str) -> None:
     log.warning("the draft runs in float32: %s", reason)
 
 
 def check_vocabulary(target: Model, draft: Model) -> VocabularyCheck:
-    """Whether `draft` can propose tokens to `target`; compared once."""
+    """Compare the vocabularies of target and draft; the result is kept for the next call."""
     if draft not in target._checks:
         maps = vocabulary_of(target.tokenizer), vocabulary_of(draft.tokenizer)
         check = target._checks[draft] = compare(*maps, target.shape.vocab, draft.shape.vocab)
-        if check.relation == "same" and (reason := why_sizes_only(*maps)):
-            say_sizes_only(target.name, draft.name, reason)
+        if check.relation == "same" and (reason := sizes_only_reason(*maps)):
+            warn_sizes_only(target.name, draft.name, reason)
     return target._checks[draft]
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
+    """Return the device that an option names, by default CUDA if there is a GPU; raise for unusable ones."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -274,6 +276,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the dtype that an option names, by default bfloat16 on CUDA and float32 on a CPU."""
     if dtype is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if isinstance(dtype, str):
@@ -286,28 +289,33 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
 
 
 def _stop_tokens(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids."""
-    found = _generation_field(folder, "eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
-    return tuple(_token(folder, "eos_token_id", one) for one in ids)
+    """Read the end-of-sequence ids: one, a list, or none."""
+    field = _generation_field(folder, "eos_token_id")
+    ids = field if isinstance(field, list) else [] if field is None else [field]
+    return tuple(_token(folder, "eos_token_id", token) for token in ids)
 
 
 def _start_token(folder: Path, shape: ModelShape) -> int:
-    """What an encoder–decoder begins with; T5 with what pads."""
+    """Read the first token of an encoder–decoder's output; T5 begins with the padding token."""
     if not shape.encoder:
         return 0
-    found = ((name, _generation_field(folder, name)) for name in ("decoder_start_token_id", "pad_token_id"))
-    return next((_token(folder, name, token, shape.vocab) for name, token in found if token is not None), 0)
+    for name in ("decoder_start_token_id", "pad_token_id"):
+        token = _generation_field(folder, name)
+        if token is not None:
+            return _token(folder, name, token, shape.vocab)
+    return 0
 
 
 def _token(folder: Path, name: str, token: Any, vocab: int = LIMITS["vocab"]) -> int:
+    """Return a token id of a config after checking it."""
     if type(token) is not int or not 0 <= token < vocab:
         raise CheckpointError(f"{folder}: {name} is {shortened(token)}, which is no token id; correct its config")
     return token
 
 
 def _generation_field(folder: Path, name: str) -> Any:
-    """generation_config.json, where chat models list their stop tokens, comes before config.json."""
-    files = (folder / file for file in ("generation_config.json", "config.json"))
-    found = (read_json(file).get(name) for file in files if file.is_file())
-    return next((value for value in found if value is not None), None)
+    """Read a field from generation_config.json, where chat models list their stop tokens, or else from config.json."""
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        if file.is_file() and (value := read_json(file).get(name)) is not None:
+            return value
+    return None

@@ -1,4 +1,4 @@
-"""A decoder's layers as one call into the C kernel; what it computes is `Decoder.layers`, its reference."""
+"""A decoder's layers as one call of the C kernel; `Decoder.layers` is its reference."""
 
 import ctypes
 from collections.abc import Collection
@@ -13,14 +13,15 @@ from shallowdraft.shapes.shape import ModelShape
 
 
 class NativeLayers:
-    """The packed blocks of a decoder, by address; the decoder must outlive it."""
+    """The packed blocks of a decoder, held by address: the decoder must outlive this object."""
 
     def __init__(
         self, shape: ModelShape, blocks: nn.ModuleList, norm: nn.Module | None, skips: Collection[int] = ()
     ) -> None:
+        # SKIP_ATTENTION and SKIP_FFN of cpu_vectors.h
         skipped = ((2 * layer in skips) + 2 * (2 * layer + 1 in skips) for layer in range(shape.layers))
-        self._layers = (cpu.Layer * shape.layers)(*map(_layer, blocks, shape.windows(), skipped))
-        self._model = cpu.Model(
+        self._layers = (cpu.LayerWeights * shape.layers)(*map(_layer, blocks, shape.windows(), skipped))
+        self._model = cpu.DecoderWeights(
             shape.layers,
             shape.d_model,
             shape.heads,
@@ -38,7 +39,7 @@ class NativeLayers:
         self._floats_per_row = shape.d_model + heads * shape.head_dim + shape.ffn
 
     def __call__(self, x: Tensor, positions: Tensor, cache: KVCache, tree: TreePass | None = None) -> Tensor:
-        """Embedded tokens [B, T, C] at positions [B, T] -> hidden states [B, T, C]; x is overwritten."""
+        """Run all layers on embedded tokens [B, T, C] at positions [B, T]; the result may overwrite x."""
         library = cpu.library()
         assert library is not None
         rows, tokens, _ = x.shape
@@ -61,16 +62,16 @@ class NativeLayers:
     def decode(
         self,
         embedding: Tensor,
-        head: cpu.Product,
+        head: cpu.PackedWeight,
         vocab: int,
         tokens: Tensor,
         positions: Tensor,
         cache: KVCache,
         steps: int,
     ) -> tuple[Tensor, Tensor]:
-        """Continue tokens [B, T] greedily -> (new tokens [B, steps], the logit of each), all steps in one call.
+        """Continue tokens [B, T] greedily in one call: new tokens [B, steps] and the logit of each.
 
-        The first `vocab` outputs of the head count.
+        They are chosen among the first `vocab` outputs of the head.
         """
         library = cpu.library()
         assert library is not None
@@ -79,7 +80,7 @@ class NativeLayers:
         threads = torch.get_num_threads()
         drafted, largest = tokens.new_empty(rows, steps), embedding.new_empty(rows, steps)
         floats = embedding.new_empty(rows * (count * width + width + head.outputs) + threads * rows)
-        places = tokens.new_empty(rows * count + threads * rows)
+        integers = tokens.new_empty(rows * count + threads * rows)
         scratch = self._scratch(rows * count, cache, threads)
         library.decode(
             ctypes.byref(self._model),
@@ -96,36 +97,36 @@ class NativeLayers:
             largest.data_ptr(),
             *_addresses(cache),
             floats.data_ptr(),
-            places.data_ptr(),
+            integers.data_ptr(),
             scratch.data_ptr(),
             threads,
         )
         return drafted, largest
 
-    def settle(
+    def commit_greedy(
         self,
         embedding: Tensor,
-        head: cpu.Product,
+        head: cpu.PackedWeight,
         proposed: Tensor,
         drafted: Tensor | None,
         tokens: Tensor,
         length: Tensor,
         limit: Tensor,
         cache: KVCache,
-        unsound: int,
+        not_finite: int,
     ) -> Tensor:
-        """Greedy verification and commit, like `kernels.gpu_choice.settle`, with the pass before it, in one call."""
+        """Run the pass, verify greedily and commit, in one call; the result is that of `gpu_choice.commit_greedy`."""
         library = cpu.library()
         assert library is not None
         (rows, count), width = proposed.shape, embedding.shape[1]
-        assert all(one.is_contiguous() for one in (tokens, length, limit))
+        assert all(tensor.is_contiguous() for tensor in (tokens, length, limit))
         proposed, drafted = proposed.contiguous(), None if drafted is None else drafted.float().contiguous()
-        passed, threads = rows * (count + 1), torch.get_num_threads()
+        pass_rows, threads = rows * (count + 1), torch.get_num_threads()
         packed = tokens.new_empty(rows, count + 2)
-        floats = embedding.new_empty(passed * (width + head.outputs + threads))
-        places = tokens.new_empty(passed * (1 + threads))
-        scratch = self._scratch(passed, cache, threads)
-        library.settle(
+        floats = embedding.new_empty(pass_rows * (width + head.outputs + threads))
+        integers = tokens.new_empty(pass_rows * (1 + threads))
+        scratch = self._scratch(pass_rows, cache, threads)
+        library.commit_greedy(
             ctypes.byref(self._model),
             embedding.data_ptr(),
             len(embedding),
@@ -138,41 +139,43 @@ class NativeLayers:
             tokens.shape[1],
             length.data_ptr(),
             limit.data_ptr(),
-            unsound,
+            not_finite,
             packed.data_ptr(),
             *_addresses(cache),
             floats.data_ptr(),
-            places.data_ptr(),
+            integers.data_ptr(),
             scratch.data_ptr(),
             threads,
         )
         return packed
 
     def _scratch(self, rows: int, cache: KVCache, threads: int) -> Tensor:
+        """Allocate the memory that `run_layers` of cpu.c asks for."""
         floats = rows * self._floats_per_row + threads * cpu.QUERIES * (cache.slots + cpu.lanes())
         return torch.empty(floats, dtype=torch.float32)
 
 
 def _addresses(cache: KVCache) -> tuple[int, int, int | None, int | None]:
-    """Keys and values, how many slots, cosines and sines, as the kernel takes them."""
+    """Return the arguments for a cache: address of keys and values, slots, addresses of cosines and sines."""
     cos, sin = (None, None) if cache.rope is None else (table.data_ptr() for table in cache.rope)
     return cache.kv.data_ptr(), cache.slots, cos, sin
 
 
-def _tree(tree: TreePass) -> cpu.Tree:
+def _tree(tree: TreePass) -> cpu.TreeNodes:
     assert tree.base.is_contiguous()
-    return cpu.Tree(*(part.data_ptr() for part in (tree.base, tree.nodes, tree.seen, tree.depths)))
+    return cpu.TreeNodes(*(part.data_ptr() for part in (tree.base, tree.nodes, tree.seen, tree.depths)))
 
 
-def _layer(block: nn.Module, window: int | None, skips: int) -> cpu.Layer:
+def _layer(block: nn.Module, window: int | None, skips: int) -> cpu.LayerWeights:
+    """Return a block's weights by address."""
     norms = (_norm(getattr(block, name)) for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm"))
     products = (getattr(block, name).product() for name in ("qkv", "out", "up", "down"))
-    return cpu.Layer(*norms, *products, window or 0, skips)
+    return cpu.LayerWeights(*norms, *products, window or 0, skips)
 
 
-def _norm(norm: nn.Module | None) -> cpu.Norm:
+def _norm(norm: nn.Module | None) -> cpu.NormWeights:
     if norm is None:
-        return cpu.Norm(None, None)
+        return cpu.NormWeights(None, None)
     bias = getattr(norm, "bias", None)
     weight = norm.get_parameter("weight")
-    return cpu.Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
+    return cpu.NormWeights(weight.data_ptr(), None if bias is None else bias.data_ptr())

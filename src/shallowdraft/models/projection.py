@@ -1,10 +1,11 @@
-"""Matrix products with a weight that stays: plain on a GPU and in training, packed for decoding on a CPU.
-
-On a GPU a weight may be rounded to 8 bits, with a scale for each output; it stays in its order.
+"""Linear layers: plain in training and on a GPU, with the weight packed for decoding on a CPU.
 
 With few rows a product is bound by reading its weight, and a CPU reads fastest front to back. `pack` therefore stores a
 weight as panels of outputs for our own kernel (kernels/cpu.c), or, without a C compiler and in bf16, in oneDNN's
 layout; docs/decisions/001-packed-weights.md has the measurements. Packing only permutes: `dense_weight` undoes it.
+
+A weight may also be rounded to 8-bit integers with a scale for each output: in panels on a CPU, in its usual order on a
+GPU. Shapes: N outputs, K inputs.
 """
 
 import ctypes
@@ -19,14 +20,14 @@ from shallowdraft.shapes.shape import ModelShape
 
 MIN_ROWS = 4  # oneDNN's kernels for one to three rows read memory more slowly than the one for four
 
-LARGEST_BYTE = 127
+LARGEST_INT8 = 127  # -128 is not used, so that scales are symmetric
 
-Packing = Literal["none", "onednn", "panels", "bytes"]
-"""As it is; oneDNN's layout; ours; ours with 8-bit weights and a scale for each output."""
+Packing = Literal["none", "onednn", "panels", "int8"]
+"""[N, K] as in training; oneDNN's layout; panels for our kernel; 8-bit integers (panels on a CPU, [N, K] on a GPU)."""
 
 
 class Projection(nn.Module):
-    """y = x Wᵀ + b; `gated` marks a weight whose second half of outputs is gated by the first."""
+    """y = x Wᵀ + b. In a `gated` weight the first half of the outputs gates the second."""
 
     def __init__(self, outputs: int, inputs: int, *, bias: bool, gated: bool = False) -> None:
         super().__init__()
@@ -38,34 +39,34 @@ class Projection(nn.Module):
         self._dtype = self.weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packing in _OURS and x.is_cuda:  # many rows: few would go to the Triton kernels
+        if self.packing in _OURS and x.is_cuda:  # many rows: the Triton kernels take few
             return F.linear(x, self.dense_weight(), self.bias)
         if self.packing in _OURS:
             return self._in_panels(x)
         return F.linear(x, self.weight, self.bias) if self.packing == "none" else self._in_onednn(x)
 
     def pack(self, packing: Packing) -> None:
-        """Repack the weight for decoding; afterwards it cannot be trained."""
+        """Repack the weight for decoding; it cannot be trained afterwards."""
         weight = self.weight.detach()
-        if packing == "bytes" and weight.is_cuda:
+        if packing == "int8" and weight.is_cuda:
             self._dtype = weight.dtype
-            rounded, scale = _rounded(weight.float())
+            rounded, scale = round_to_int8(weight.float())
             self.weight, self.scale = _frozen(rounded), _frozen(scale.squeeze(1))
         elif packing in _OURS:
             assert weight.dtype == torch.float32
             assert weight.device.type == "cpu"
-            if packing == "bytes":
-                weight, scale = _rounded(weight)
+            if packing == "int8":
+                weight, scale = round_to_int8(weight)
                 self.scale = _frozen(_to_panels(scale, self.gated))
             self.bias = None if self.bias is None else _frozen(_to_panels(self.bias.detach()[:, None], self.gated))
             self.weight = _frozen(_to_panels(weight, self.gated))
-            self._product = cpu.Product(*self.pointers(), self.outputs, self.inputs)
+            self._product = cpu.PackedWeight(*self.pointers(), self.outputs, self.inputs)
         elif packing == "onednn":
             self.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(weight))
         self.packing = packing
 
     def dense_weight(self) -> Tensor:
-        """The weight [outputs, inputs] as it was before packing."""
+        """Return the weight [N, K] in its usual order; an 8-bit one as its integers times their scales."""
         if self.scale is not None and self.weight.is_cuda:
             return (self.weight * self.scale[:, None]).to(self._dtype)
         if self.packing in _OURS:
@@ -74,15 +75,17 @@ class Projection(nn.Module):
         return self.weight.to_dense() if self.packing == "onednn" else self.weight
 
     def dense_bias(self) -> Tensor | None:
+        """Return the bias [N] in its usual order."""
         if self.bias is None or self.packing not in _OURS or self.bias.is_cuda:
             return self.bias
         return _from_panels(self.bias, self.outputs, self.gated).squeeze(1)
 
-    def product(self) -> cpu.Product:
-        """The packed weight as the C kernel takes it."""
+    def product(self) -> cpu.PackedWeight:
+        """Return the packed weight in the form that the C kernel reads."""
         return self._product
 
     def pointers(self) -> tuple[int | None, ...]:
+        """Return the addresses of weight, scales and bias."""
         return tuple(None if part is None else part.data_ptr() for part in (self.weight, self.scale, self.bias))
 
     def _in_panels(self, x: Tensor) -> Tensor:
@@ -101,11 +104,11 @@ class Projection(nn.Module):
         return product if rows >= MIN_ROWS else product[:rows].view(*x.shape[:-1], -1)
 
 
-_OURS = ("panels", "bytes")
+_OURS = ("panels", "int8")  # packings that our own kernels read
 
 
 def best_packing(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Packing:
-    """How weights of this kind are read fastest here."""
+    """Return the packing that decodes fastest on this device."""
     if device.type != "cpu":
         return "none"
     if dtype == torch.float32 and shape.head_dim % cpu.lanes() == 0 and cpu.library() is not None:
@@ -116,9 +119,14 @@ def best_packing(shape: ModelShape, dtype: torch.dtype, device: torch.device) ->
     return "onednn" if dtype == torch.float32 or bf16 else "none"
 
 
-def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight [N, K] in 8 bits, and what each row [N, 1] is to be multiplied with."""
-    scale = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / LARGEST_BYTE
+def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a float32 weight [N, K] to 8-bit integers, and return them with the scale [N, 1] of each row.
+
+    Saved checkpoints and packed weights are rounded by this one function. Of integers times scales it finds the same
+    integers again, because the largest of a row is 127 or -127: an 8-bit checkpoint may be read as float32 and packed.
+    A row of zeros gets a scale from the smallest normal float, so that nothing is divided by 0.
+    """
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / LARGEST_INT8
     return (weight / scale).round().to(torch.int8), scale
 
 
@@ -127,7 +135,10 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
 
 
 def _to_panels(weight: Tensor, gated: bool) -> Tensor:
-    """[N, K] -> [panels, K, 2 lanes], the last filled with zeros; gated: a panel has gates and the values they gate."""
+    """Lay out a weight [N, K] as panels [panels, K, 2 * lanes], the last one filled up with zeros.
+
+    A panel holds 2 * lanes consecutive outputs, or, of a gated weight, lanes gates and the lanes values that they gate.
+    """
     if gated:
         gate, value = weight.chunk(2)
         pairs = torch.stack((_in_blocks(gate, cpu.lanes()), _in_blocks(value, cpu.lanes())), 1)
@@ -136,6 +147,7 @@ def _to_panels(weight: Tensor, gated: bool) -> Tensor:
 
 
 def _from_panels(panels: Tensor, outputs: int, gated: bool) -> Tensor:
+    """Return the weight [N, K] of these panels."""
     rows: Tensor = panels.transpose(1, 2)
     if gated:
         halves: Tensor = rows.reshape(len(rows), 2, cpu.lanes(), -1).transpose(0, 1).flatten(1, 2)
@@ -144,5 +156,5 @@ def _from_panels(panels: Tensor, outputs: int, gated: bool) -> Tensor:
 
 
 def _in_blocks(weight: Tensor, rows: int) -> Tensor:
-    """[N, K] -> [blocks, rows, K], filled up with zeros."""
+    """Split a weight [N, K] into [blocks, rows, K], the last block filled up with zeros."""
     return F.pad(weight, (0, 0, 0, -len(weight) % rows)).view(-1, rows, weight.shape[1])

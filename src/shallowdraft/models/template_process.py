@@ -1,7 +1,7 @@
-"""Renders chat templates for the process that started it, a line of JSON in, a line of JSON out.
+"""The process that renders chat templates: a line of JSON in, a line of JSON out.
 
-Run as a file, without the package. Templates are programs that come with checkpoints: one that takes
-too long ends this process by a signal, whatever it is doing; memory is limited by the system.
+It is run as a file, without the package. Templates are programs that come with checkpoints: after `longest_s` an alarm
+signal ends this process, whatever the template is doing; the system limits its memory.
 """
 
 import json
@@ -12,38 +12,39 @@ from pathlib import Path
 
 
 def main(longest_s: float, memory_bytes: int, longest: int) -> None:
-    from transformers.utils.chat_template_utils import _compile_jinja_template as compiled
+    """Answer questions from standard input until it is closed."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 
     _limit_memory(memory_bytes)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, longest_s)
-        asked = json.loads(line)
+        question = json.loads(line)
         try:
-            text = compiled(asked["template"]).render(**asked["variables"])
+            text = _compile_jinja_template(question["template"]).render(**question["variables"])
             too_long = {"error": f"it writes more than {longest:,} characters"}
             answer = {"text": text} if len(text) <= longest else too_long
         except MemoryError:
             answer = {"error": f"it needs more than {memory_bytes >> 20:,} MiB of memory"}
-        except Exception as error:  # whatever a program can do wrong
+        except Exception as error:  # a template can raise anything
             answer = {"error": _reason(error)}
-        said = json.dumps(answer) + "\n"
+        reply = json.dumps(answer) + "\n"
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.stdout.write(said)
+        sys.stdout.write(reply)
         sys.stdout.flush()
 
 
 def _reason(error: Exception) -> str:
-    """An error in one line of some length."""
+    """Return an error's message on one line of at most 500 characters, or its class if it has none."""
     return " ".join(str(error)[:500].split()) or type(error).__name__
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Beyond what is in use, where the system tells how much that is."""
+    """Limit the process to `more_bytes` beyond what it uses now, where /proc tells how much that is; no core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sizes = Path("/proc/self/statm")
     if sizes.is_file():
-        most = int(sizes.read_text().split()[0]) * resource.getpagesize() + more_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = int(sizes.read_text().split()[0]) * resource.getpagesize() + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Chat templates, which are programs, rendered in a process whose time and memory are limited."""
+"""Rendering of chat templates, which are programs, in a process with limited time and memory."""
 
 import atexit
 import json
@@ -15,15 +15,15 @@ from typing import Any
 
 from shallowdraft.errors import PromptError
 
-LONGEST_S = 5.0
-MEMORY_BYTES = 2**29
+LONGEST_S = 5.0  # of rendering
+MEMORY_BYTES = 2**29  # beyond what the process needs to start
 LONGEST = 2**22  # characters of a conversation, or of a template
 
 
 def render(template: str, messages: Sequence[Mapping[str, str]], names: Mapping[str, Any]) -> str:
-    """A conversation as the template writes it, up to where the assistant's turn begins.
+    """Render a conversation with a chat template, up to where the assistant's turn begins.
 
-    `names` are what special tokens are called in templates, with the tokens.
+    `names` maps the names of special tokens in templates to the tokens.
     """
     fixed = {"tools": None, "documents": None, "add_generation_prompt": True}
     question = {"template": template, "variables": {**names, **fixed, "messages": list(messages)}}
@@ -34,7 +34,7 @@ def render(template: str, messages: Sequence[Mapping[str, str]], names: Mapping[
 
 
 class Renderer:
-    """The process, started when it is first needed, and again when a template has ended it."""
+    """The rendering process, started on first use, and again after a template has ended it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,22 +42,23 @@ class Renderer:
         atexit.register(self.stop)
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, str]:
+        """Send a template with its variables and return the process's answer: {"text": …} or {"error": …}."""
         line = json.dumps(question) + "\n"
         with self._lock:
             self._process = self._process or _start()
             try:
                 answer = _exchange(self._process, line)
-            except BaseException:  # else the next would be given the answer to this
+            except BaseException:  # an answer left in the pipe would be taken for the next question's
                 self.stop()
                 raise
             if answer.endswith("\n"):
                 return dict(json.loads(answer))
             code = self.stop()
-        late = f"it takes longer than {LONGEST_S:g} s"
-        return {"error": late if code == -signal.SIGALRM else f"its process ended with {code}"}
+        timed_out = f"it takes longer than {LONGEST_S:g} s"
+        return {"error": timed_out if code == -signal.SIGALRM else f"its process ended with {code}"}
 
     def stop(self) -> int | None:
-        """End the process, if there is one; its exit code."""
+        """End the process, if there is one, and return its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -68,7 +69,7 @@ class Renderer:
 
 
 def _exchange(process: subprocess.Popen[str], line: str) -> str:
-    """The answer to a line; less than one where the process ends before."""
+    """Send a line and return the answer, which has no newline at its end if the process has ended."""
     assert process.stdin
     assert process.stdout
     with suppress(BrokenPipeError):
@@ -83,7 +84,7 @@ def _renderer() -> Renderer:
 
 
 def _start() -> subprocess.Popen[str]:
-    """In a session of its own, so that Ctrl-C is not for it; it ends when its input does."""
+    """Start the process in a session of its own, which Ctrl-C does not reach; it ends when its input is closed."""
     limits = [str(limit) for limit in (LONGEST_S, MEMORY_BYTES, LONGEST)]
     return subprocess.Popen(
         [sys.executable, "-P", str(Path(__file__).with_name("template_process.py")), *limits],

@@ -1,7 +1,8 @@
-"""A decoder split over the processes of a torchrun (tensor parallel): for targets that one GPU cannot hold.
+"""A decoder split over the processes of a torchrun (tensor parallelism): for targets that one GPU cannot hold.
 
-Each process has its share of the heads, the key/value heads, the FFN's neurons and the vocabulary, and runs the usual
-code over it; what attention and FFN add to the residual stream is summed. docs/decisions/007 says why not with DTensor.
+Each process has a share of the heads, the key/value heads, the FFN's neurons and the vocabulary, and runs the usual
+code on it; the processes' contributions to the residual stream are summed. docs/decisions/007 says why this is not
+DTensor.
 """
 
 from dataclasses import dataclass, replace
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Split:
-    """Which share of a decoder is this process's; by default all of it."""
+    """The share of a decoder that this process has; by default all of it."""
 
     rank: int = 0
     ranks: int = 1
 
     def part(self, shape: ModelShape) -> ModelShape:
-        """What is left of a shape; embedding and norms are whole everywhere."""
+        """Return the shape of this process's share; every process has the whole embedding and norms."""
         sizes = {name: getattr(shape, name) // self.ranks for name in ("heads", "kv_heads", "ffn")}
         return replace(shape, **sizes)
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
-        """The share of a tensor that belongs to the parameter `name`."""
+        """Return this process's share of the parameter `name`."""
         module, kind = name.split(".")[-2:]
         if self.ranks == 1:
             return tensor
@@ -45,7 +46,7 @@ class Split:
         if module in ("out", "down"):
             if kind == "weight":
                 return tensor.chunk(self.ranks, 1)[self.rank]
-            return torch.zeros_like(tensor) if self.rank else tensor  # added once
+            return torch.zeros_like(tensor) if self.rank else tensor  # the sum over processes has the bias once
         if module == "head":
             rows = -(-len(tensor) // self.ranks)
             own = tensor[self.rank * rows : (self.rank + 1) * rows]
@@ -54,7 +55,7 @@ class Split:
 
 
 def require_splittable(shape: ModelShape, dtype: Any) -> None:
-    """Refuse what cannot be split over the processes that were launched."""
+    """Raise unless a model of this shape and dtype can be split over the processes that were launched."""
     ranks = distributed.launched()
     if ranks < 2:
         raise OptionError("tensor parallel needs processes; start it as torchrun --nproc-per-node N -m shallowdraft …")
@@ -68,14 +69,14 @@ def require_splittable(shape: ModelShape, dtype: Any) -> None:
 
 
 class SummedProjection(Projection):
-    """Of a share of the inputs: outputs are the sum over all processes."""
+    """A projection of a share of the inputs, whose outputs are summed over all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return summed(super().forward(x))
 
 
 class GatheredProjection(Projection):
-    """Of a share of the outputs: those of all processes, one after the other."""
+    """A projection to a share of the outputs, which are gathered from all processes."""
 
     def __init__(self, outputs: int, inputs: int, ranks: int) -> None:
         super().__init__(-(-outputs // ranks), inputs, bias=False)
@@ -83,52 +84,54 @@ class GatheredProjection(Projection):
 
     def forward(self, x: Tensor) -> Tensor:
         own = super().forward(x)
-        found = [torch.empty_like(own) for _ in range(self._ranks)]
-        dist.all_gather(found, own)
-        return torch.cat(found, -1)[..., : self._whole]
+        parts = [torch.empty_like(own) for _ in range(self._ranks)]
+        dist.all_gather(parts, own)
+        return torch.cat(parts, -1)[..., : self._whole]
 
 
 def summed(own: Tensor) -> Tensor:
-    """Over all processes, in place."""
+    """Sum a tensor over all processes, in place."""
     dist.all_reduce(own)
     return own
 
 
 class SplitDecoder(Decoder):
-    """One process's share; hidden states and logits are whole, and the same in every process."""
+    """One process's share of a decoder; hidden states and logits are whole and the same in every process."""
 
     def __init__(self, shape: ModelShape, split: Split) -> None:
         super().__init__(split.part(shape))
-        own, self.shape = self.own, shape
+        own, self.shape = self.local_shape, shape
         for block in cast("list[Block]", self.blocks):
             block.out = SummedProjection(own.d_model, own.heads * own.head_dim, bias=own.out_bias)
             block.down = SummedProjection(own.d_model, own.ffn, bias=own.ffn_bias)
-            block.up.gated = False  # gates beside values are for the kernel of whole layers
+            block.up.gated = False  # only the C kernel of whole layers reads gates beside values
         self.head = GatheredProjection(shape.vocab, shape.embed_dim, split.ranks)
 
     def tie(self) -> None:
-        """A share of the head is no embedding: it is held apart."""
+        """Keep the head's weight separate: a share of it is not the whole embedding."""
 
-    def share(self, *values: Tensor | None) -> None:
+    def broadcast(self, *values: Tensor | None) -> None:
         for value in values:
             if value is not None:
                 dist.broadcast(value, 0)
 
-    def shared_s(self, seconds: float) -> float:
-        found = torch.tensor(seconds, device=self.device)
-        self.share(found)
-        return found.item()
+    def broadcast_s(self, seconds: float) -> float:
+        first = torch.tensor(seconds, device=self.device)
+        self.broadcast(first)
+        return first.item()
 
     def dense_state(self) -> dict[str, Tensor]:
         raise OptionError("a model that is split over processes cannot be saved; load it on one device for that")
 
-    def _take_kernels(self) -> None:
+    def _set_kernels(self) -> None:
         if self.device.type == "cuda":
-            self.fused = fused.fuse(self.own, self.blocks, self.norm, self.head, self.dtype, self.skips, SplitLayers)
+            self.fused = fused.fuse(
+                self.local_shape, self.blocks, self.norm, self.head, self.dtype, self.skips, SplitLayers
+            )
 
 
 class SplitLayers(fused.FusedLayers):
-    """With sums over the processes between the kernels."""
+    """A share of the fused layers, with sums over the processes between the kernels."""
 
     def _added(self, x: Tensor, inner: Tensor, weight: "Weight") -> Tensor:
         return x + summed(self._product(inner, weight))

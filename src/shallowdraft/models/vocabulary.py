@@ -1,4 +1,4 @@
-"""Tokenizers, and whether a draft speaks its target's vocabulary."""
+"""Loading of tokenizers, and the comparison of a draft's vocabulary with its target's."""
 
 import logging
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from shallowdraft.files import LARGEST_TEXT, read_json, require_regular
 
 log = logging.getLogger(__name__)
 
-LARGEST_TAIL = 1024  # tokens that one map may have beyond the other: special tokens added later
+LARGEST_TAIL = 1024  # tokens at the end that only one of two vocabularies may have: special tokens added later
 SIDE_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
-"""Of a checkpoint, beside its weights."""
-_NEVER_OPENED = ("special_tokens_map_file",)  # many a tokenizer_config.json has its author's path there
-_LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls it
+"""Patterns of the files of a checkpoint beside its weights."""
+_NEVER_OPENED = ("special_tokens_map_file",)  # in many a tokenizer_config.json this is a path of its author's
+_LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"  # a key of transformers
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 def load_tokenizer(folder: Path) -> Any | None:
-    """The folder's tokenizer, or None where it has none; code from a checkpoint is never run."""
+    """Load a folder's tokenizer, or return None if it has none; never run code from a checkpoint."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
     _require_own_files(folder)
@@ -31,24 +31,25 @@ def load_tokenizer(folder: Path) -> Any | None:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # bare Exceptions of transformers, panics of tokenizers
+    except BaseException as error:  # transformers raises bare Exceptions, tokenizers panics
         _require_config(folder)
         raise VocabularyError(
             f"{folder}: the tokenizer cannot be loaded ({first_line(error)}); copy its files again"
         ) from error
-    tokenizer.deprecation_warnings[_LENGTH_WARNING] = True  # as if it were said: lengths are checked here
+    tokenizer.deprecation_warnings[_LENGTH_WARNING] = True  # no warning: this package checks lengths itself
     return tokenizer
 
 
 def _require_own_files(folder: Path) -> None:
-    """Refuse what transformers would hang on, or read from elsewhere because a file of the checkpoint says so."""
-    for file in (file for ending in SIDE_FILES for file in folder.glob(ending)):
-        require_regular(file, VocabularyError)
-        if file.is_file() and file.stat().st_size > LARGEST_TEXT:
-            raise VocabularyError(f"{file}: larger than {LARGEST_TEXT:,} bytes, as no file of a tokenizer is")
+    """Raise for files that transformers would hang on, and for settings that make it read files outside the folder."""
+    for pattern in SIDE_FILES:
+        for file in folder.glob(pattern):
+            require_regular(file, VocabularyError)
+            if file.is_file() and file.stat().st_size > LARGEST_TEXT:
+                raise VocabularyError(f"{file}: larger than {LARGEST_TEXT:,} bytes, as no file of a tokenizer is")
     settings = folder / "tokenizer_config.json"
-    given = read_json(settings, VocabularyError) if settings.is_file() else {}
-    for key, value in given.items():
+    entries = read_json(settings, VocabularyError) if settings.is_file() else {}
+    for key, value in entries.items():
         if key in _NEVER_OPENED or not key.endswith(("_file", "_files")):
             continue
         for name in value if isinstance(value, list) else [value]:
@@ -70,22 +71,22 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def _require_config(folder: Path) -> None:
-    """Raise with transformers' own reason where it refuses the config, which it reads to know the tokenizer's kind."""
+    """Raise with transformers' own reason if it refuses the config, which it reads to find the tokenizer's class."""
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
         return
     try:
         AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # whatever a config makes it raise
+    except Exception as error:  # a config can make it raise anything
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnsupportedModelError(
-            f"{folder}: transformers refuses config.json ({reason}); mend it, or take another checkpoint"
+            f"{folder}: transformers refuses config.json ({reason}); correct it, or use another checkpoint"
         ) from error
 
 
 def vocabulary_of(tokenizer: Any | None) -> dict[str, int] | None:
-    """Token -> id, or None where there is no tokenizer."""
+    """Return a tokenizer's map from tokens to ids, or None if there is no tokenizer."""
     return None if tokenizer is None else dict(tokenizer.get_vocab())
 
 
@@ -95,12 +96,13 @@ class VocabularyCheck:
 
     relation: Literal["same", "padded", "different"]
     shared: int
-    """Tokens that have the same id in both."""
+    """Tokens with the same id in both."""
     target_tokens: int
     draft_tokens: int
     detail: str
 
     def require(self) -> None:
+        """Raise if the draft cannot propose tokens to the target."""
         if self.relation == "different":
             raise VocabularyError(
                 f"the draft's vocabulary is not the target's: {self.detail}; {self.shared:,} tokens are shared of "
@@ -109,31 +111,28 @@ class VocabularyCheck:
             )
 
 
-def why_sizes_only(target: object | None, draft: object | None) -> str:
-    """The reason that only sizes can be compared, if a tokenizer or what stands for it is missing."""
-    missing = [role for role, there in (("target", target), ("draft", draft)) if there is None]
+def sizes_only_reason(target: object | None, draft: object | None) -> str:
+    """Return why only sizes can be compared: a tokenizer (or its map or digest) is missing; empty if none is."""
+    missing = [role for role, tokenizer in (("target", target), ("draft", draft)) if tokenizer is None]
     return f"sizes compared only, no tokenizer of the {' or the '.join(missing)}" if missing else ""
 
 
 @cache
-def say_sizes_only(target: str, draft: str, reason: str) -> None:
-    """Say once of two models how little is known of their vocabularies."""
+def warn_sizes_only(target: str, draft: str, reason: str) -> None:
+    """Warn once for two models that only the sizes of their vocabularies were compared."""
     log.warning("the vocabularies of %s and %s are taken to be the same: %s", target, draft, reason)
 
 
 def compare(
     target_vocab: dict[str, int] | None, draft_vocab: dict[str, int] | None, target_size: int, draft_size: int
 ) -> VocabularyCheck:
-    """Compare two token -> id maps and the sizes of the two embeddings.
+    """Compare two maps from tokens to ids and the sizes of the two embeddings.
 
-    Same map: accepted. Same map but one embedding or map is longer at its end: padded, the tail is never proposed.
+    The relation is "same" for equal maps and "padded" if one map or embedding is longer at its end: such a tail is
+    never proposed. Without a map only the sizes are compared.
     """
     if target_vocab is None or draft_vocab is None:
-        same = target_size == draft_size
-        shared = target_size if same else 0
-        sizes = f"sizes {target_size:,} and {draft_size:,}"
-        detail = why_sizes_only(target_vocab, draft_vocab) if same else sizes
-        return VocabularyCheck("same" if same else "different", shared, target_size, draft_size, detail)
+        return _compare_sizes(target_size, draft_size, sizes_only_reason(target_vocab, draft_vocab))
     target_names = {index: token for token, index in target_vocab.items() if index < target_size}
     draft_names = {index: token for token, index in draft_vocab.items() if index < draft_size}
     common = target_names.keys() & draft_names.keys()
@@ -156,3 +155,10 @@ def compare(
             f"same map up to {len(common):,}, sizes {target_size:,} and {draft_size:,}; the tail is masked",
         )
     return VocabularyCheck("same", *counts, "same map")
+
+
+def _compare_sizes(target_size: int, draft_size: int, reason: str) -> VocabularyCheck:
+    """Compare vocabularies of which only the sizes are known."""
+    if target_size == draft_size:
+        return VocabularyCheck("same", target_size, target_size, draft_size, reason)
+    return VocabularyCheck("different", 0, target_size, draft_size, f"sizes {target_size:,} and {draft_size:,}")

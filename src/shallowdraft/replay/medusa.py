@@ -19,7 +19,7 @@ def replay_medusa(target: Model, heads: Heads, name: str, trace: Trace, nodes: S
     ranks = [_guessed(target, heads, output) for output in trace.outputs]
     trees = {n: Settings(drafter="medusa", heads=heads, nodes=n).shape_of_tree(target.shape.vocab) for n in nodes}
     candidates = {n: Candidate(name, tree.depth, "medusa", tree.parents, heads.digest) for n, tree in trees.items()}
-    kept = {n: [[tree.followed(row[: tree.depth]) for row in one] for one in ranks] for n, tree in trees.items()}
+    kept = {n: [[tree.accepted_depth(row[: tree.depth]) for row in one] for one in ranks] for n, tree in trees.items()}
     return Counted(name, trace, candidates, kept)
 
 

@@ -44,7 +44,7 @@ class Ranks:
         """For each output, the draft tokens that an iteration keeps which begins at each place."""
         depth = tree.depth
         return [
-            [tree.followed(row[at : at + depth]) if at + depth <= room else 0 for at in range(len(row))]
+            [tree.accepted_depth(row[at : at + depth]) if at + depth <= room else 0 for at in range(len(row))]
             for row, room in zip(self.ranks, self.room, strict=True)
         ]
 

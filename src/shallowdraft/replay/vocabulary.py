@@ -5,7 +5,7 @@ from typing import Any
 
 from shallowdraft.errors import VocabularyError
 from shallowdraft.models.model import Model
-from shallowdraft.models.vocabulary import say_sizes_only, vocabulary_of, why_sizes_only
+from shallowdraft.models.vocabulary import sizes_only_reason, vocabulary_of, warn_sizes_only
 from shallowdraft.records import Record
 from shallowdraft.runs.trace import Trace
 
@@ -34,8 +34,8 @@ def require_vocabulary(trace: Trace, draft: Model) -> None:
             f"{draft.name} does not have the tokenizer of {trace.target}, whose trace this is; "
             "use a draft with the target's tokenizer"
         )
-    if reason := why_sizes_only(trace.vocabulary["digest"], draft.tokenizer):
-        say_sizes_only(trace.target, draft.name, reason)
+    if reason := sizes_only_reason(trace.vocabulary["digest"], draft.tokenizer):
+        warn_sizes_only(trace.target, draft.name, reason)
 
 
 def _digest(names: dict[str, int] | None, limit: Any) -> str | None:
