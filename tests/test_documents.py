@@ -16,7 +16,7 @@ import pytest
 
 from shallowdraft.cli import main
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.profiling import latency
+from shallowdraft.profiling import measure as measuring
 from shallowdraft.shapes.notation import parse_shape
 
 ROOT = Path(__file__).parents[1]
@@ -194,7 +194,7 @@ def run_document(document: str, folder: Path, *, quick: bool) -> None:
 def test_a_documents_commands_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for name in ("WARM_UP", "COUNT", "TURNS"):
-        monkeypatch.setattr(latency, name, 1)
+        monkeypatch.setattr(measuring, name, 1)
     run_document(document, tmp_path, quick=True)
 
 

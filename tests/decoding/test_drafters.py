@@ -38,8 +38,8 @@ def test_greedy_text_is_the_same(pair):
     prompts = [[5, 17, 3, 88, 41, 9] * 4, [60], [8] * 30]
     plain = sd.generate(target, prompts, max_new_tokens=60)
     for lookahead in (1, 4, "auto"):
-        ngram_proposer = sd.generate(target, prompts, drafter="ngram", lookahead=lookahead, max_new_tokens=60)
-        assert [out.token_ids for out in ngram_proposer] == [out.token_ids for out in plain]
+        copying = sd.generate(target, prompts, drafter="ngram", lookahead=lookahead, max_new_tokens=60)
+        assert [out.token_ids for out in copying] == [out.token_ids for out in plain]
 
 
 def test_a_text_that_goes_round_is_copied():

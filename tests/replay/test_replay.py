@@ -122,9 +122,8 @@ def inverse(accepted: np.ndarray) -> np.ndarray:
 def recorded(target: sd.Model, outputs: list[list[int]], sampling: Sampling, folder: Path) -> Trace:
     from dataclasses import asdict
 
-    from shallowdraft.replay.trace import _likelihoods
-
     from shallowdraft.records import Records
+    from shallowdraft.replay.recording import _likelihoods
     from shallowdraft.replay.vocabulary import vocabulary
     from shallowdraft.runs.trace import KIND, Output
 

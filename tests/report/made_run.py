@@ -2,16 +2,28 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
 from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.records import Record, Records
-from shallowdraft.report.reading import FILES
+from shallowdraft.runs import live, profile, tokens, trace
+from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.live import LiveRun
+from shallowdraft.runs.machine_state import MachineState
+from shallowdraft.runs.replays import ReplayRecord, TarFigures, write_replays
 from shallowdraft.runs.servers import KIND
+from shallowdraft.runs.study import LiveSpeed, StudyResult, StudyRow, write_study
+from shallowdraft.runs.tokens import TokenSources
 
 TARGET = "made/target"
+FILES = {
+    "trace": trace.KIND,
+    "profile": profile.KIND,
+    "live": live.KIND,
+    "tokens": tokens.KIND,
+}
 
 
 def make_run(
@@ -30,26 +42,17 @@ def make_run(
     folder.mkdir(parents=True)
     names = [f"{name}-{number}" for number in range(drafts)]
     _write(folder, "trace", {"target": target}, [{"set": sets[0], "id": "0", "sample": 0, "output": [1, 2]}])
-    _write(folder, "replays", {"target": target}, [_replay(n, at, sets, lookaheads) for at, n in enumerate(names)])
+    about = {"target": target, "target_digest": None}
+    write_replays(folder / "replays.jsonl", about, [_replay(n, at, sets, lookaheads) for at, n in enumerate(names)])
     machine = {"target": target, "shape": "20x256/4h/688", "dtype": "float32", "device": "a processor", "threads": 2}
     _write(folder, "profile", machine, [_sample(names[0], 1)] + (_timed_shapes() if shapes else []))
-    _write(folder, "live", machine, [_live(names[0], number) for number in range(prompts)])
-    inside = [_inside(one, number, prompt) for one in names[:2] for number in range(prompts)]
-    _write(folder, "inside", {"target": target}, inside)
-    rows = sorted(
-        (_row(one, at, lookaheads) for at, one in enumerate(names)), key=lambda row: -row["predicted_speed_up"]
-    )
-    for row in rows[3:]:
-        row["live"] = None
-    best = rows[0]
-    study = {
-        "verdict": f"speculation pays: {best['name']} at lookahead {best['lookahead']} is "
-        f"{best['live']['speed_up']:.2f}x as fast",
-        "plain_tokens_per_s": 200.0,
-        "rows": rows,
-        "failed": {},
-    }
-    (folder / "study.json").write_text(json.dumps(study))
+    runs = [_live(names[0], number).to_json() for number in range(prompts)]
+    _write(folder, "live", machine, runs)
+    texts = [asdict(_tokens(one, number, prompt)) for one in names[:2] for number in range(prompts)]
+    _write(folder, "tokens", about, texts)
+    rows = sorted((_row(one, at, lookaheads) for at, one in enumerate(names)), key=lambda row: -row.prediction.speed_up)
+    rows[3:] = [replace(row, live=None) for row in rows[3:]]
+    write_study(folder / "study.json", StudyResult(tuple(rows), 200.0, lossless=True))
     return folder
 
 
@@ -69,65 +72,50 @@ def prediction(at: int, lookahead: int) -> Prediction:
     return Prediction(lookahead, _tar(at, lookahead), times, 0.005)
 
 
-def _replay(name: str, at: int, sets: Sequence[str], lookaheads: int) -> Record:
-    tars = {str(d): _tar(at, d) for d in range(1, lookaheads + 1)}
-    figures = {"tar": tars, "tar_interval": {d: [0.95 * tar, 1.05 * tar] for d, tar in tars.items()}}
-    return {
-        "name": name,
-        "drafter": "model",
-        "draft": name,
-        "shape": f"{1 + at}x64/2h/96",
-        "layers": 1 + at,
-        "parameters": 100_000 * (1 + at),
-        **figures,
-        "acceptance_by_position": [(0.5 + 0.4 * at / (at + 5)) ** place for place in range(1, lookaheads + 1)],
-        "sets": {of_set: _scaled(figures, 1 - 0.03 * number) for number, of_set in enumerate(sets)},
-        "prompts": [],
-    }
+def _replay(name: str, at: int, sets: Sequence[str], lookaheads: int) -> ReplayRecord:
+    tars = {d: _tar(at, d) for d in range(1, lookaheads + 1)}
+    rate = 0.5 + 0.4 * at / (at + 5)
+    return ReplayRecord(
+        name,
+        "model",
+        name,
+        digest=name,
+        shape=f"{1 + at}x64/2h/96",
+        layers=1 + at,
+        parameters=100_000 * (1 + at),
+        tar=tars,
+        tar_interval=_figures(tars, 1.0).tar_interval,
+        sets={of_set: _figures(tars, 1 - 0.03 * number) for number, of_set in enumerate(sets)},
+        acceptance_by_position=tuple(rate**place for place in range(1, lookaheads + 1)),
+    )
 
 
-def _scaled(figures: Record, share: float) -> Record:
-    tars = {size: share * tar for size, tar in figures["tar"].items()}
-    return {"tar": tars, "tar_interval": {size: [0.95 * tar, 1.05 * tar] for size, tar in tars.items()}}
+def _figures(tars: dict[int, float], share: float) -> TarFigures:
+    scaled = {size: share * tar for size, tar in tars.items()}
+    return TarFigures(scaled, {size: (0.95 * tar, 1.05 * tar) for size, tar in scaled.items()})
 
 
-def _row(name: str, at: int, lookaheads: int) -> Record:
-    curve = [prediction(at, d) for d in range(1, lookaheads + 1)]
+def _row(name: str, at: int, lookaheads: int) -> StudyRow:
+    curve = tuple(prediction(at, d) for d in range(1, lookaheads + 1))
     best = max(curve, key=lambda one: one.tokens_per_s)
-    live = {
-        "tar": best.tar,
-        "tokens_per_s": 200 * best.speed_up,
-        "plain_tokens_per_s": 200.0,
-        "speed_up": 1.01 * best.speed_up,
-        "interval": [0.97 * best.speed_up, 1.05 * best.speed_up],
-        "lossless": True,
-    }
-    return {
-        "name": name,
-        "draft": name,
-        "lookahead": best.lookahead,
-        "drafter": "model",
-        "tree": [],
-        "nodes": 0,
-        "shape": f"{1 + at}x64/2h/96",
-        "tar": best.tar,
-        "predicted_speed_up": best.speed_up,
-        "predicted_interval": [0.95 * best.speed_up, 1.05 * best.speed_up],
-        "break_even_tar": best.break_even_tar,
-        "iteration": best.iteration.to_json(),
-        "waterfall": asdict(best.waterfall),
-        "live": live,
-        "curve": [
-            {"size": one.size, "lookahead": one.lookahead, "nodes": 0, "tar": one.tar, "plain_s": one.plain_s}
-            | one.iteration.to_json()
-            for one in curve
-        ],
-    }
+    speed_up = best.speed_up
+    live = LiveSpeed(
+        best.tar, 200 * speed_up, 200.0, 1.01 * speed_up, (0.97 * speed_up, 1.05 * speed_up), lossless=True
+    )
+    candidate = Candidate(name, best.lookahead)
+    return StudyRow(name, candidate, f"{1 + at}x64/2h/96", best, (0.95 * speed_up, 1.05 * speed_up), live, None, curve)
 
 
 def _sample(draft: str, lookahead: int, draft_s: float = 0.0004) -> Record:
     place = {"draft": draft, "lookahead": lookahead, "context": 64, "batch": 1, "drafter": "model", "tree": []}
-    return place | {"plain_s": 0.005, "draft_s": draft_s, "target_s": 0.005, "rest_s": 0.0002, "round": 0, "turn": 0}
+    return (
+        place
+        | {"plain_s": 0.005, "draft_s": draft_s, "verify_s": 0.005, "other_s": 0.0002, "round": 0, "turn": 0}
+        | {
+            "handover_s": 0.0,
+            "arithmetic_s": 0.0,
+        }
+    )
 
 
 def _timed_shapes() -> list[Record]:
@@ -157,17 +145,19 @@ def _counted(tar: float) -> Record:
     return {"num_spec_steps": 100, "num_draft_tokens": 200, "num_accepted_draft_tokens": 100 * (tar - 1)}
 
 
-def _live(draft: str, number: int) -> Record:
-    return {"set": "zoo", "id": str(number), "draft": draft, "lookahead": 2, "differs": None, "tie": True}
+def _live(draft: str, number: int) -> LiveRun:
+    state = MachineState(0.005)
+    about = "zoo", str(number), "", 0, Candidate(draft, 2)
+    return LiveRun(*about, 20, 10, 0.1, 0.02, 0.07, differs=None, tie=True, states=(state, state))
 
 
-def _inside(draft: str, number: int, prompt: str) -> Record:
+def _tokens(draft: str, number: int, prompt: str) -> TokenSources:
     best = max((prediction(0 if draft.endswith("-0") else 1, d) for d in range(1, 5)), key=lambda one: one.tokens_per_s)
-    tokens = [
-        ["The", "own", None],
-        [" cat", "accepted", None],
-        [" sat", "correction", " <b>sits"],
-        [".", "bonus", None],
-    ]
-    about = {"set": "zoo", "id": str(number), "sample": 0, "draft": draft, "lookahead": best.lookahead}
-    return about | {"drafter": "model", "tree": [], "tar": 1 + number / 10, "prompt": prompt, "tokens": tokens}
+    tokens = (
+        ("The", "own", None),
+        (" cat", "accepted", None),
+        (" sat", "correction", " <b>sits"),
+        (".", "bonus", None),
+    )
+    candidate = asdict(Candidate(draft, best.lookahead))
+    return TokenSources("zoo", str(number), 0, **candidate, tar=1 + number / 10, prompt=prompt, tokens=tokens)

@@ -17,9 +17,9 @@ from shallowdraft.errors import RecordError
 from shallowdraft.records import Records
 from shallowdraft.report.figures import Table, shown
 from shallowdraft.report.files import markdown
+from shallowdraft.report.labels import label
 from shallowdraft.report.page import make, render
 from shallowdraft.report.reading import read_run
-from shallowdraft.report.run import label
 from shallowdraft.report.sections.improvement import lags
 from shallowdraft.runs.servers import KIND
 
@@ -78,14 +78,14 @@ def test_twenty_drafts_on_six_sets_at_twelve_lookaheads_are_no_large_file(tmp_pa
     [
         (["replays"], {"sets", "position"}, "No replays were kept"),
         (["live"], set(), "not compared: nothing was run live"),
-        (["inside"], set(), "Missing: texts token by token."),
+        (["tokens"], set(), "Missing: texts token by token."),
         (["profile", "live"], set(), "unknown: nothing was timed"),
         (
             ["study"],
             CHARTS - {"sets", "position"},
             "Missing: speed-ups, predicted against measured.</b> The study has not",
         ),
-        (["study", "replays", "profile", "live", "inside"], CHARTS, "The study has not ended"),
+        (["study", "replays", "profile", "live", "tokens"], CHARTS, "The study has not ended"),
     ],
 )
 def test_a_missing_part_is_named_and_the_rest_is_shown(tmp_path: Path, missing, gone, said):
@@ -100,8 +100,7 @@ def test_a_study_without_live_runs_or_curves(tmp_path: Path):
     run = make_run(tmp_path / "run", 2)
     study = json.loads((run / "study.json").read_text())
     for row in study["rows"]:
-        row["live"] = None
-        del row["curve"]  # as earlier versions wrote it
+        row |= {"live": None, "curve": []}
     (run / "study.json").write_text(json.dumps(study))
     assert drawn(run) == CHARTS - {"prediction", "lookahead", "what-if"}
     html = render(make([read_run(run)]))
@@ -109,18 +108,22 @@ def test_a_study_without_live_runs_or_curves(tmp_path: Path):
     assert "no predictions at every lookahead" in html
 
 
-def test_times_of_an_iteration_by_the_names_of_earlier_versions(tmp_path: Path):
+def test_runs_of_earlier_versions_are_read_or_refused_with_what_to_do(tmp_path: Path):
     run = make_run(tmp_path / "run", 2)
     text = (run / "study.json").read_text()
     entries = read_run(run).entries
     assert all(one.prediction and one.curve for one in entries)
-    earlier = text.replace('"verify_s"', '"target_s"').replace('"other_s"', '"rest_s"')
-    assert earlier != text
-    (run / "study.json").write_text(earlier)
-    assert read_run(run).entries == entries
-    (run / "study.json").write_text(text.replace('"other_s"', '"rest_s"'))  # half of each
+    (run / "study.json").write_text(text.replace('"schema": 2,', ""))
+    with pytest.raises(RecordError, match=r"another version of this package; run the study again, it reuses"):
+        read_run(run)
+    (run / "study.json").write_text(text.replace('"other_s"', '"rest_s"'))
     with pytest.raises(RecordError, match=r"other_s is missing; .*run the study again"):
         read_run(run)
+    (run / "study.json").write_text(text)
+    samples = (run / "profile.jsonl").read_text()
+    (run / "profile.jsonl").write_text(samples.replace('"verify_s"', '"target_s"').replace('"other_s"', '"rest_s"'))
+    (run / "tokens.jsonl").rename(run / "inside.jsonl")
+    assert (read_run(run).entries, len(read_run(run).texts)) == (entries, 12)
 
 
 def test_a_run_that_was_killed_while_it_wrote(tmp_path: Path):
@@ -128,7 +131,7 @@ def test_a_run_that_was_killed_while_it_wrote(tmp_path: Path):
     (run / "study.json").unlink()
     with (run / "live.jsonl").open("a") as file:
         file.write('{"set": "zo')
-    (run / "inside.jsonl").write_text("")
+    (run / "tokens.jsonl").write_text("")
     (run / "profile.jsonl").write_text('{"kind": "pro')
     assert "The study has not ended" in render(make([read_run(run)]))
 
@@ -220,13 +223,16 @@ def test_prompts_that_were_left_out_are_named(tmp_path: Path):
 def test_what_was_disturbed_is_named_and_wins_nothing(tmp_path: Path):
     folder = make_run(tmp_path / "run", 2)
     study = json.loads((folder / "study.json").read_text())
-    measured, disturbed = sorted(study["rows"], key=lambda row: row["predicted_speed_up"])
+    measured, disturbed = sorted(study["rows"], key=lambda row: row["prediction"]["speed_up"])
     measured["live"] = study["rows"][0]["live"] | {"speed_up": 1.1, "interval": [1.0, 1.2]}
-    disturbed |= {"live": None, "disturbed": {"why": "measured 3.000x, above its TAR of 2.000", "speed_up": 3.0}}
+    disturbed |= {"live": None, "impossible": disturbed["live"] | {"speed_up": 3.0, "tar": 2.0}}
     (folder / "study.json").write_text(json.dumps(study | {"rows": [measured, disturbed]}))
     page = make([read_run(folder)])
     again = f"To measure again, remove {folder}/live.jsonl and run the study."
-    assert page.warnings == [f"{disturbed['name']}: {disturbed['disturbed']['why']}. {again}"]
+    (warning,) = page.warnings
+    assert warning.startswith(f"{disturbed['name']}: measured 3.000x (")
+    assert "above its TAR of 2.000 after all runs: impossible" in warning
+    assert warning.endswith(again)
     speed = next(figure.finding for figure in page.figures if figure.id == "speed-up")
     assert f" at lookahead {measured['lookahead']} is fastest: 1.10 times plain decoding, measured" in speed
     assert "disturbed when it was measured, may be faster: 1.42 times, predicted." in speed
@@ -237,13 +243,13 @@ def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
     run = make_run(tmp_path / "run")
     study = json.loads((run / "study.json").read_text())
     (row,) = study["rows"]
-    row["break_even_tar"] /= 2
+    row["prediction"]["plain_s"] *= 2
     (run / "study.json").write_text(json.dumps(study))
     make_server(run / "plain.jsonl")
     make_server(run / "drafted.jsonl", 1.5, 0.5, draft=row["draft"], lookahead=row["lookahead"])
     (gains,) = [one for one in make([read_run(run)]).figures if one.id == "gains"]
     (its,) = [one for one in row["curve"] if one["lookahead"] == row["lookahead"]]
-    expected = its["tar"] * its["plain_s"] / (its["draft_s"] + its["verify_s"] + its["other_s"])
+    expected = its["tar"] * its["plain_s"] / sum(its["iteration"].values())
     assert gains.table.rows[0][7] == pytest.approx(expected)
 
 
@@ -252,7 +258,7 @@ def test_a_server_beside_the_prediction(tmp_path: Path):
     html = render(make([read_run(run)]))
     assert "Missing: speed-ups of a server.</b> No server was measured" in html
     (row,) = [one for one in read_run(run).entries if one.draft == "made/draft-1"]
-    zoo, arena = (row.sets[name].value[2] for name in ("zoo", "arena"))
+    zoo, arena = (row.sets[name].tar[2] for name in ("zoo", "arena"))
     tar = 2 / (1 / zoo + 1 / arena)  # as many tokens of each set
     make_server(run / "plain.jsonl", sets=["zoo", "arena"])
     assert "Bench it with and without a draft" in render(make([read_run(run)]))
@@ -304,7 +310,7 @@ def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
     """Extra TAR and parity latency by its formulas; the last proposer's tokens are hardly ever accepted."""
     folder = make_run(tmp_path / "run", 20)
     study = json.loads((folder / "study.json").read_text())
-    study["rows"][-1]["tar"] = 1.05
+    study["rows"][-1]["prediction"]["tar"] = 1.05
     (folder / "study.json").write_text(json.dumps(study))
     run = read_run(folder)
     winner = run.predicted[0].best
@@ -339,7 +345,7 @@ def test_bad_input_says_what_to_do_in_one_line(tmp_path: Path, capsys, breakage:
         "nowhere": "there is no such folder",
         "empty": "holds no records of a study",
         "lacking": "run the study again",
-        "accuracy": "not what shallowdraft accuracy --json prints",
+        "accuracy": "not what shallowdraft accuracy writes",
     }
     assert said.get(breakage, "run the study again") in error
     assert error.count("\n") == 1
@@ -360,7 +366,6 @@ def test_no_model_is_loaded(tmp_path: Path):
     run = make_run(tmp_path / "run")
     script = f"""
 import sys
-from shallowdraft.bench.levels import KIND
 from shallowdraft.cli import main
 from shallowdraft.commands.study import StudyCommand
 from shallowdraft.errors import RecordError

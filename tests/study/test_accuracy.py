@@ -12,8 +12,9 @@ import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.errors import PromptError
 from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
+from shallowdraft.runs.accuracy import AccuracyClaim, DraftScores, ShareCorrect, TaskScore
 from shallowdraft.shapes.shape import ModelShape
-from shallowdraft.study.accuracy import Accuracy, Question, Score, claim, load_questions, score
+from shallowdraft.study.accuracy import Question, claim, load_questions, score
 
 SHAPE = ModelShape(2, 64, 4, 96, 400, context=64)
 
@@ -38,7 +39,7 @@ def test_the_likeliest_choice_is_the_answer(model: sd.Model):
     assert best != best_per_character  # or the two kinds could be mixed up unseen
     for answer in range(4):
         *_, found = score(model, [Question("The number is", choices, answer)])
-        assert isinstance(found, Score)
+        assert isinstance(found, TaskScore)
         assert found.accuracy.value == (answer == best)
         assert found.normalised.value == (answer == best_per_character)
         assert found.loss == pytest.approx(-sums[answer] / len(choices[answer]), rel=1e-4)
@@ -63,14 +64,14 @@ def test_the_size_of_a_choice_is_that_of_lm_evaluation_harness(model: sd.Model):
     assert with_space  # or a wrong size would not be seen
     assert in_bytes
     *_, scored = score(model, asked)
-    assert isinstance(scored, Score)
+    assert isinstance(scored, TaskScore)
     assert scored.normalised.value == 1
 
 
 def test_letters_are_told_by_one_pass(model: sd.Model):
     question = Question("Which one? Answer:", ("x", "y", "z"), 1)
     *_, found = score(model, [question])
-    assert isinstance(found, Score)
+    assert isinstance(found, TaskScore)
     assert found.loss == pytest.approx(-by_hand(model, question.context, "y"), rel=1e-4)
 
 
@@ -78,11 +79,11 @@ def test_a_context_that_is_too_long_loses_its_beginning(model: sd.Model):
     short, long = (Question("x" * size + "the end", (" ab", " cd"), 0) for size in (0, 200))
     *_, found = score(model, [long])
     *_, other = score(model, [Question("x" * 55 + "the end", (" ab", " cd"), 0)])  # 62 + 3 tokens: the last is not read
-    assert isinstance(found, Score)
-    assert isinstance(other, Score)
+    assert isinstance(found, TaskScore)
+    assert isinstance(other, TaskScore)
     assert found.loss == pytest.approx(other.loss, rel=1e-5)
     *_, another = score(model, [short])
-    assert isinstance(another, Score)
+    assert isinstance(another, TaskScore)
     assert another.loss != pytest.approx(found.loss, rel=1e-3)
 
 
@@ -101,20 +102,24 @@ def test_bad_questions(line: str, tmp_path: Path):
         load_questions(str(tmp_path / "q.jsonl"))
 
 
-def scored(accuracy: float, low: float, loss: float) -> Score:
-    one = Accuracy(accuracy, (low, 1.0), 0.25)
-    return Score(one, one, loss)
+def scored(accuracy: float, low: float, loss: float) -> TaskScore:
+    share = ShareCorrect(accuracy, (low, 1.0), 0.25)
+    return TaskScore(share, loss, share)
+
+
+def claimed(scores: dict[str, TaskScore], tars: dict[str, float]) -> AccuracyClaim:
+    return claim("task", [DraftScores(name, tars[name], {"task": score}) for name, score in scores.items()])
 
 
 def test_what_may_be_said():
     tars = {"a": 1.0, "b": 2.0, "c": 3.0}
     able = {"a": scored(0.5, 0.4, 3.0), "b": scored(0.4, 0.3, 2.0), "c": scored(0.3, 0.2, 1.0)}
-    assert claim(able, tars).of_accuracy == pytest.approx(-1)
-    assert claim(able, tars).of_loss == pytest.approx(1)
-    medusa_proposer = {name: scored(one.accuracy.value, 0.2, one.loss) for name, one in able.items()}
-    assert claim(medusa_proposer, tars).of_accuracy is None
-    assert "cannot be tested" in claim(medusa_proposer, tars).statement
-    assert claim({"a": able["a"]}, tars).of_loss is None
+    assert claimed(able, tars).of_accuracy == pytest.approx(-1)
+    assert claimed(able, tars).of_loss == pytest.approx(1)
+    guessing = {name: scored(one.accuracy.value, 0.2, one.loss) for name, one in able.items()}
+    assert claimed(guessing, tars).of_accuracy is None
+    assert "cannot be tested" in claimed(guessing, tars).statement
+    assert claimed({"a": able["a"]}, tars).of_loss is None
 
 
 def test_the_command(model: sd.Model, tmp_path: Path, capsys):

@@ -20,7 +20,7 @@ from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.errors import RecordError
 from shallowdraft.export.advice import advise
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.profiling import latency
+from shallowdraft.profiling import measure as measuring
 from shallowdraft.profiling.measure import all_points, measure
 from shallowdraft.records import Records
 from shallowdraft.replay.model import replay_model
@@ -288,7 +288,7 @@ def test_an_interrupted_profile_says_so_until_it_is_whole(
     list(measure(target, draft_options({name: draft}), wanted, path, 2))
     assert path.read_text().startswith(lines)
     assert read_profile(path).notes == []
-    assert {len(rows) for rows in read_profile(path).samples.values()} == {2 * latency.TURNS}
+    assert {len(rows) for rows in read_profile(path).samples.values()} == {2 * measuring.TURNS}
 
 
 def test_a_study_its_report_and_what_is_exported_know_of_silence(folder: Path, tmp_path: Path, capsys, monkeypatch):
@@ -308,7 +308,7 @@ def test_a_study_its_report_and_what_is_exported_know_of_silence(folder: Path, t
         assert all(one["silence"] for one in row["curve"])
     profile = read_profile(run / "profile.jsonl")
     assert all(row["draft_s"] > 0 for rows in profile.samples.values() for row in rows)
-    inside = [json.loads(line) for line in (run / "inside.jsonl").read_text().splitlines()[1:]]
+    inside = [json.loads(line) for line in (run / "tokens.jsonl").read_text().splitlines()[1:]]
     behind = [row for row in inside if row["id"] == "4"]
     assert behind
     assert all(source == "own" for row in behind for _, source, _ in row["tokens"])

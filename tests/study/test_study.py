@@ -22,9 +22,9 @@ from shallowdraft.commands.study import parse_lookaheads
 from shallowdraft.errors import OptionError
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.profiling import latency
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.result import Counted
+from shallowdraft.runs import profile as profiles
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.machine_state import MachineState
 from shallowdraft.runs.sampling import Sampling
@@ -111,7 +111,7 @@ def keys(folder: Path) -> dict[str, Counter[tuple]]:
     found = {}
     for file, parts in names.items():
         rows = [json.loads(line) for line in (folder / file).read_text().splitlines()[1:]]
-        found[file] = Counter(tuple(row[part] for part in parts) for row in rows if latency.PLANNED not in row)
+        found[file] = Counter(tuple(row[part] for part in parts) for row in rows if profiles.PLANNED not in row)
     return found | {"live.jsonl": Counter(set(found["live.jsonl"]))}
 
 
@@ -237,7 +237,7 @@ def test_every_way_to_propose_is_in_one_table_and_nothing_is_done_twice(models: 
         require_live_as_replayed(tmp_path / "run", row)
         assert (row["nodes"] == len(row["tree"]) == 3) == (row["drafter"] in ("tree", "medusa"))
     before = {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")}
-    files = {"trace.jsonl", "replays.jsonl", "profile.jsonl", "live.jsonl", "inside.jsonl", "skips.jsonl"}
+    files = {"trace.jsonl", "replays.jsonl", "profile.jsonl", "live.jsonl", "tokens.jsonl", "skips.jsonl"}
     assert set(before) == files
     assert main([one for one in given if one != "--json"]) == 0
     assert {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")} == before
@@ -267,7 +267,7 @@ def test_what_cannot_be_done_is_refused_before_any_work(models: Path, tmp_path: 
 
 def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
     """One iteration of three tokens, one of none, which takes a plain token and a look."""
-    file = Records.open(tmp_path / "p", latency.KIND, {})
+    file = Records.open(tmp_path / "p", profiles.KIND, {})
     for lookahead, target_s in ((1, 1.2), (3, 1.6)):
         place = {"drafter": "ngram", "draft": "n-gram", "lookahead": lookahead, "context": 64, "batch": 1}
         times = {"plain_s": 1.0, "handover_s": 0.0, "arithmetic_s": 0.0, "draft_s": 0.1, "rest_s": 0.2}
@@ -275,10 +275,10 @@ def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
     trace = Trace("t", {}, Sampling(), [Output("0", "few", 0, [1], [1, 2, 3, 4, 5])])
     candidate = Candidate("n-gram", 3, "ngram")
     found = Counted("n-gram", trace, {3: candidate}, {3: [[2, 0, 0, 0]]}, {3: [[3, 0, 0, 0]]})
-    one = forecast(found, latency.read_profile(tmp_path / "p"))[3]
+    one = forecast(found, profiles.read_profile(tmp_path / "p"))[3]
     assert one.tar == 2.0
     assert asdict(one.iteration) == pytest.approx({"draft_s": 0.1, "verify_s": (1.6 + 1.0) / 2, "other_s": 0.1})
-    beside = forecast_in_states(found, latency.read_profile(tmp_path / "p"), 3, {("few", "0"): [MachineState(1.0)]})
+    beside = forecast_in_states(found, profiles.read_profile(tmp_path / "p"), 3, {("few", "0"): [MachineState(1.0)]})
     assert beside.iteration.total_s == pytest.approx(one.iteration.total_s)
 
 

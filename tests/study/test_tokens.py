@@ -10,15 +10,12 @@ from tokenizer_kinds import tokenizer_of
 import shallowdraft as sd
 from shallowdraft.cli import main
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.profiling import latency, latency_model
 from shallowdraft.records import Records
-from shallowdraft.replay import trace
-from shallowdraft.report.reading import FILES, RANDOM
 from shallowdraft.runs.replays import KIND as REPLAYS
+from shallowdraft.runs.tokens import KIND
 from shallowdraft.runs.trace import Output
 from shallowdraft.shapes.notation import parse_shape
-from shallowdraft.study import live
-from shallowdraft.study.tokens import KIND, _pieces, _spelled, sources
+from shallowdraft.study.tokens import _pieces, _spelled, sources
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +59,13 @@ def test_a_replay_is_kept_whole(run: Path):
 
 def test_curves_have_every_lookahead(run: Path):
     rows = json.loads((run / "study.json").read_text())["rows"]
-    assert [[one["size"] for one in row["curve"]] for row in rows] == [[1, 2, 3]] * 2
-    assert all(one["verify_s"] > 0 and one["plain_s"] > 0 for row in rows for one in row["curve"])
+    assert [[one["lookahead"] for one in row["curve"]] for row in rows] == [[1, 2, 3]] * 2
+    assert all(one["iteration"]["verify_s"] > 0 and one["plain_s"] > 0 for row in rows for one in row["curve"])
 
 
 def test_the_inside_agrees_with_the_trace_and_the_replay(run: Path):
     outputs = {row["id"]: row["output"] for row in Records.read(run / "trace.jsonl", "trace")}
-    for row in Records.read(run / "inside.jsonl", KIND):
+    for row in Records.read(run / "tokens.jsonl", KIND):
         came_from = [source for _, source, _ in row["tokens"]]
         assert len(came_from) == len(outputs[row["id"]])
         longest = max([len(list(of)) for source, of in groupby(came_from) if source == "accepted"], default=0)
@@ -80,8 +77,6 @@ def test_the_inside_agrees_with_the_trace_and_the_replay(run: Path):
 
 
 def test_a_report_is_made_of_it(run: Path, capsys):
-    assert (FILES["replays"], FILES["inside"], FILES["live"]) == (REPLAYS, KIND, live.KIND)
-    assert (FILES["trace"], FILES["profile"], RANDOM) == (trace.KIND, latency.KIND, latency_model.RANDOM)
     assert main(["report", str(run)]) == 0
     html = Path(capsys.readouterr().out.removeprefix("the report is in ").strip()).read_text()
     assert "Prompt &lt;b&gt;" in html

@@ -13,13 +13,15 @@ from shallowdraft.decoding.generate import Run, generate
 from shallowdraft.decoding.options import Options, Settings
 from shallowdraft.decoding.results import Generation
 from shallowdraft.models.synthetic import SyntheticPair, make_pair
-from shallowdraft.profiling import latency
+from shallowdraft.profiling import measure as measuring
 from shallowdraft.records import Records
+from shallowdraft.runs import profile as profiles
 from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.live import KIND
 from shallowdraft.runs.trace import Output
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import live
-from shallowdraft.study.live import KIND, run_live
+from shallowdraft.study.live import run_live
 
 WAYS = [Candidate("draft", lookahead) for lookahead in (1, 2, 3)]
 PLAIN = 0
@@ -140,18 +142,18 @@ def test_ways_of_a_profile_take_turns_in_drawn_orders_and_are_written_together(
     monkeypatch.setattr(timing, "_endless", endless)
     monkeypatch.setattr(Run, "rewind", watched)
     proposers = {key: Options(**options) for key, options in draft_options({"draft": synthetic.draft}).items()}
-    wanted = latency.points(WAYS, [8], [1])
-    list(latency.measure(synthetic.target, proposers, wanted, path, 2))
-    each = 1 + latency.TURNS * (1 + 2 * len(WAYS))  # of a round: the one that counts for nothing, and the turns
-    assert lines == [1] * each + [1 + latency.TURNS * len(WAYS)] * each  # the first says what is to be timed
+    wanted = measuring.all_points(WAYS, [8], [1])
+    list(measuring.measure(synthetic.target, proposers, wanted, path, 2))
+    each = 1 + measuring.TURNS * (1 + 2 * len(WAYS))  # of a round: the one that counts for nothing, and the turns
+    assert lines == [1] * each + [1 + measuring.TURNS * len(WAYS)] * each  # the first says what is to be timed
     drawn = []
     for start in (0, each):
         assert orders[start : start + 2] == [PLAIN, PLAIN]
-        for turn in range(latency.TURNS):
+        for turn in range(measuring.TURNS):
             at = start + 1 + turn * (1 + 2 * len(WAYS))
             assert set(orders[at : at + 2 * len(WAYS) + 1 : 2]) == {PLAIN}
             drawn.append(tuple(orders[at + 1 : at + 2 * len(WAYS) : 2]))
     assert all(sorted(order) == [1, 2, 3] for order in drawn)
     assert len(set(drawn)) > 2
-    _, *rows = Records.read(path, latency.KIND)
-    assert [row["lookahead"] for row in rows] == [1, 2, 3] * latency.TURNS * 2
+    _, *rows = Records.read(path, profiles.KIND)
+    assert [row["lookahead"] for row in rows] == [1, 2, 3] * measuring.TURNS * 2

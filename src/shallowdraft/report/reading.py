@@ -16,7 +16,7 @@ from shallowdraft.runs.accuracy import read_accuracy
 from shallowdraft.runs.candidate import DrafterName
 from shallowdraft.runs.folder import RunFolder
 from shallowdraft.runs.live import LiveRun, read_live_runs
-from shallowdraft.runs.profile import Profile, read_profile
+from shallowdraft.runs.profile import read_samples
 from shallowdraft.runs.replays import ReplayRecord, TarFigures, read_replays
 from shallowdraft.runs.study import StudyResult, StudyRow, read_study
 from shallowdraft.runs.tokens import read_tokens
@@ -115,28 +115,21 @@ def _ranked_entry(row: StudyRow, record: ReplayRecord | None, short: str) -> Ent
 
 def _shape_steps(path: Path) -> list[ShapeStep]:
     """Return median seconds of a draft step of each shape, over all samples at the shortest context, at batch 1."""
-    if not is_begun(path) or not any(RANDOM in line for line in path.open(encoding="utf-8", errors="replace")):
-        return []
-    samples = _shape_samples(read_profile(path))
-    shortest = min((context for context, _, _ in samples), default=0)
+    samples = {
+        point: rows
+        for point, rows in (read_samples(path) if is_begun(path) else {}).items()
+        if point.candidate.draft.startswith(RANDOM) and point.batch == 1
+    }
+    shortest = min((point.context for point in samples), default=0)
     times: dict[str, list[float]] = {}
-    for context, notation, step_s in samples:
-        if context == shortest:
-            times.setdefault(notation, []).append(step_s)
+    for point, rows in samples.items():
+        if point.context == shortest:
+            steps = times.setdefault(point.candidate.draft.removeprefix(RANDOM), [])
+            steps.extend(row["draft_s"] / point.candidate.lookahead for row in rows)
     shapes = {notation: parse_shape(notation) for notation in times}
     return [
         ShapeStep(notation, shapes[notation].layers, shapes[notation].d_model, median(seconds))
         for notation, seconds in times.items()
-    ]
-
-
-def _shape_samples(timed: Profile) -> list[tuple[int, str, float]]:
-    """Return context, shape and seconds of a draft step of every sample of a shape at batch 1."""
-    return [
-        (point.context, point.candidate.draft.removeprefix(RANDOM), row["draft_s"] / point.candidate.lookahead)
-        for point, rows in timed.samples.items()
-        for row in rows
-        if point.candidate.draft.startswith(RANDOM) and point.batch == 1
     ]
 
 

@@ -133,6 +133,20 @@ def _samples(file: Records) -> Iterator[tuple[str, Record]]:
 def read_profile(path: Path) -> "Profile":
     """Read a profile; samples that cannot be used are left out, and its notes say so."""
     file = Records.read(path, KIND, SampleFields | PlanFields, renamed=EARLIER_NAMES)
+    samples, notes = _usable_samples(file)
+    if not samples:
+        raise RecordError("; ".join([f"{path}: holds no measurement", *notes]))
+    return Profile(file.about, samples, notes + _incomplete_notes(file))
+
+
+def read_samples(path: Path) -> dict[Point, list[Record]]:
+    """Read the usable samples of a profile that may have none yet."""
+    samples, _ = _usable_samples(Records.read(path, KIND, SampleFields | PlanFields, renamed=EARLIER_NAMES))
+    return samples
+
+
+def _usable_samples(file: Records) -> tuple[dict[Point, list[Record]], list[str]]:
+    """Return the samples by point, and notes on those that are left out."""
     samples: dict[Point, list[Record]] = {}
     silent: dict[str, list[int]] = {}
     for where, row in _samples(file):
@@ -144,10 +158,7 @@ def read_profile(path: Path) -> "Profile":
             silent.setdefault(point.candidate.draft, []).append(point.context)
         else:
             samples.setdefault(point, []).append(row)
-    notes = [_silent_note(path, draft, contexts) for draft, contexts in silent.items()]
-    if not samples:
-        raise RecordError("; ".join([f"{path}: holds no measurement", *notes]))
-    return Profile(file.about, samples, notes + _incomplete_notes(file))
+    return samples, [_silent_note(file.path, draft, contexts) for draft, contexts in silent.items()]
 
 
 def _silent_note(path: Path, draft: str, contexts: Sequence[int]) -> str:

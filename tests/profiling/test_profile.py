@@ -11,10 +11,10 @@ from shallowdraft.cli import main
 from shallowdraft.commands.profile import show
 from shallowdraft.errors import RecordError
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.profiling import latency
+from shallowdraft.profiling import measure as measuring
 from shallowdraft.profiling.measure import require_machine
 from shallowdraft.records import Records
-from shallowdraft.replay import trace
+from shallowdraft.runs import machine_state, trace
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.machine_state import MachineState
 from shallowdraft.runs.profile import KIND, Point, read_profile
@@ -113,7 +113,7 @@ def test_one_disturbed_sample_decides_nothing(tmp_path: Path, monkeypatch):
     rows.append({"plain_s": 1.6, "target_s": 44.0})
     profile = read_profile(written(tmp_path / "p", rows))
     assert profile.iteration("d", 1, 64, state=MachineState(1.6)).verify_s == pytest.approx(1.6 * 1.1, rel=0.01)
-    monkeypatch.setattr(latency, "SEVERAL", 1)
+    monkeypatch.setattr(machine_state, "ENOUGH_SAMPLES", 1)
     assert profile.iteration("d", 1, 64, state=MachineState(1.6)).verify_s == pytest.approx(44.0, rel=0.01)
 
 
@@ -209,7 +209,7 @@ def test_from_a_trace_and_a_profile_to_a_verdict(pair: Path, tmp_path: Path, cap
     once = Path("p").read_text()
     assert main([*measure, "--rounds", "2"]) == 0  # goes on
     assert Path("p").read_text().startswith(once)
-    assert {len(found) for found in read_profile(Path("p")).samples.values()} == {2 * latency.TURNS}
+    assert {len(found) for found in read_profile(Path("p")).samples.values()} == {2 * measuring.TURNS}
     candidates = [Candidate.with_draft(sd.load_draft(draft), lookahead) for lookahead in (1, 3)]
     assert set(read_profile(Path("p")).samples) == {Point(candidate, 16, 1) for candidate in candidates}
     capsys.readouterr()
