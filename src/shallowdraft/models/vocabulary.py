@@ -92,7 +92,7 @@ def vocabulary_of(tokenizer: Any | None) -> dict[str, int] | None:
 
 @dataclass(frozen=True)
 class VocabularyCheck:
-    """How a draft's vocabulary relates to its target's."""
+    """The relation of a draft's vocabulary to its target's."""
 
     relation: Literal["same", "padded", "different"]
     shared: int
