@@ -44,7 +44,7 @@ def outputs(kinds: dict[str, str], *, parallel: bool) -> dict[str, list[list[int
 
 
 def without_a_sum(folder: str) -> list[int]:
-    """Generate with a mutant that never sums over the processes."""
+    """What a mutant says, which never adds up the processes' shares."""
     from shallowdraft.models import parallel
 
     parallel.dist.all_reduce = lambda own: None
@@ -73,12 +73,12 @@ def in_process(job: tuple[int, int, dict[str, str]]) -> dict[str, list[list[int]
     rank, port, kinds = job
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    results = outputs(kinds, parallel=True)
+    found = outputs(kinds, parallel=True)
     if find_spec("triton"):
-        results |= {f"{kind} by kernels": by_kernels(kinds[kind], rank) for kind in KINDS[:2]}
-    results["mutant"] = [without_a_sum(kinds[KINDS[0]])]
+        found |= {f"{kind} by kernels": by_kernels(kinds[kind], rank) for kind in KINDS[:2]}
+    found["mutant"] = [without_a_sum(kinds[KINDS[0]])]
     processes.leave()
-    return results
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -49,8 +49,8 @@ class Decoder(nn.Module):
         self.shape = self.local_shape = shape
         """Shapes of the model, and of this process's part of it."""
         self.embed = nn.Embedding(shape.vocab, shape.embed_dim)
-        positions = shape.context + OPT_POSITION_OFFSET
-        self.positions = nn.Embedding(positions, shape.d_model) if shape.learned_positions else None
+        places = shape.context + OPT_POSITION_OFFSET
+        self.positions = nn.Embedding(places, shape.d_model) if shape.learned_positions else None
         projected = shape.embed_dim != shape.d_model
         self.project_in = Projection(shape.d_model, shape.embed_dim, bias=False) if projected else None
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
