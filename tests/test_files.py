@@ -279,7 +279,7 @@ def test_a_typed_shape_has_limits_too():
 def test_stop_tokens_are_ids(token: object, models: Path, tmp_path: Path):
     copy = Path(shutil.copytree(models / "draft", tmp_path / "draft"))
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": token}))
-    with pytest.raises(CheckpointError, match=r"eos_token_id is .*, which is no token id"):
+    with pytest.raises(CheckpointError, match=r"eos_token_id is .*, which is not a token id"):
         load(copy)
 
 

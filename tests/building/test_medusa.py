@@ -81,7 +81,7 @@ def test_heads_that_cannot_be(target, tmp_path: Path):
         load_heads(target, tmp_path / "other")
     config = tmp_path / "other" / "config.json"
     config.write_text(config.read_text().replace('"chances": []', '"chances": [[2.0]]'))
-    with pytest.raises(CheckpointError, match="no probabilities"):
+    with pytest.raises(CheckpointError, match="not probabilities"):
         load_heads(other, tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").write_bytes(b"junk")
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""The C kernel: products against PyTorch, its build, and life without it. Layers are in tests/models/test_parity.py."""
+"""The C kernel: products against PyTorch, its build, and decoding without it. Layers: tests/models/test_parity.py."""
 
 import logging
 import os
@@ -68,8 +68,8 @@ def test_products_of_8_bit_weights(outputs: int, inputs: int, rows: int, bias: b
 
 
 @needs_kernel
-def test_a_checkpoint_of_8_bit_weights_is_what_it_was():
-    """Rounded once, rounding again gives the same integers."""
+def test_rounding_8_bit_weights_again_changes_nothing():
+    """Weights that were rounded once give the same integers when they are rounded again."""
     layer = Projection(64, 48, bias=False).requires_grad_(False)
     torch.nn.init.normal_(layer.weight)
     layer.pack("int8")
@@ -81,15 +81,36 @@ def test_a_checkpoint_of_8_bit_weights_is_what_it_was():
 
 @needs_kernel
 @pytest.mark.parametrize("packing", ["panels", "int8"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "opt"])
+def test_results_do_not_depend_on_the_number_of_threads(folder, kind: str, packing: str):
+    """A prompt, greedy decoding and logits are the same to the last bit, also with more threads than cores or rows."""
+    decoder = load_decoder(folder(kind), dtype=torch.float32, device=CPU).pack(packing)
+    tokens = torch.randint(97, (3, 30), generator=torch.Generator().manual_seed(0))
+    positions, before, outputs = torch.arange(30).expand(3, -1), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            cache = decoder.new_cache(3, 40)
+            logits = decoder.head(decoder(tokens, positions, cache, 30))
+            drafted, largest = decoder.decode(tokens[:, -1:], positions[:, -1:], cache, 40, 5, 97)
+            outputs.append((logits, cache.kv, drafted, largest))
+    finally:
+        torch.set_num_threads(before)
+    for other in outputs[1:]:
+        assert all(map(torch.equal, outputs[0], other))
+
+
+@needs_kernel
+@pytest.mark.parametrize("packing", ["panels", "int8"])
 @pytest.mark.parametrize("kind", ["llama", "llama3-rope", "mistral-window", "qwen2", "qwen3-tied", "opt"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_greedy_decoding_in_one_call(folder, kind: str, packing: str, count: int):
-    """The same tokens as one pass after the other, for rows of different lengths and a cut vocabulary."""
+    """One call gives the tokens of single passes, for rows of different lengths and a cut vocabulary."""
     decoder = load_decoder(folder(kind), dtype=torch.float32, device=CPU).pack(packing)
     tokens = torch.randint(97, (3, 20), generator=torch.Generator().manual_seed(count))
     lengths = torch.tensor([[20], [13], [7]])
     for vocab in (97, 60, 200):
-        found = []
+        actual = []
         for steps in (6, 1):  # one call of six; six calls of one
             cache = decoder.new_cache(3, 40)
             decoder(tokens, torch.arange(20).expand(3, -1), cache, 20)
@@ -100,12 +121,12 @@ def test_greedy_decoding_in_one_call(folder, kind: str, packing: str, count: int
                 made.append(ids)
                 logits.append(largest)
                 given, at = ids[:, -1:], at[:, -1:] + steps
-            found.append((torch.cat(made, 1), torch.cat(logits, 1)))
+            actual.append((torch.cat(made, 1), torch.cat(logits, 1)))
         cache = decoder.new_cache(3, 40)
         decoder(tokens, torch.arange(20).expand(3, -1), cache, 20)
         at = lengths - count + torch.arange(count)
         expected = reference(decoder, tokens.gather(1, at), at, cache, 6, vocab)
-        for ids, largest in found:
+        for ids, largest in actual:
             assert torch.equal(ids, expected[0])
             torch.testing.assert_close(largest, expected[1])
             assert ids.max() < min(vocab, 97)
@@ -126,7 +147,7 @@ def reference(decoder, tokens, positions, cache, steps, vocab):
 @pytest.mark.parametrize("kind", ["llama", "mistral-window", "qwen3-tied"])
 @pytest.mark.parametrize("count", [0, 1, 4, 13])
 def test_verification_and_commit_in_one_call(folder, kind: str, packing: str, count: int):
-    """As one after the other, for rows of different lengths: nothing, a part and all accepted; a row at its limit."""
+    """One call gives what single steps give: none, some or all accepted, rows of unequal lengths, one at its limit."""
     decoder = load_decoder(folder(kind), dtype=torch.float32, device=CPU).pack(packing)
     prompts = torch.randint(97, (4, 20), generator=torch.Generator().manual_seed(count)).tolist()
     prompts = [prompt[:length] for prompt, length in zip(prompts, (20, 13, 7, 9), strict=True)]
@@ -158,7 +179,7 @@ def test_verification_and_commit_in_one_call(folder, kind: str, packing: str, co
 
 
 @needs_kernel
-def test_a_row_is_sound_if_what_decided_was_a_number(folder):
+def test_only_logits_that_decide_must_be_finite(folder):
     decoder = load_decoder(folder("llama"), dtype=torch.float32, device=CPU)
     sound = decoder.pack("panels")
     wrong = load_decoder(folder("llama"), dtype=torch.float32, device=CPU)
@@ -210,7 +231,7 @@ def test_8_bits_need_the_kernel(folder, monkeypatch):
 
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
-    """A machine that has not built the kernel yet."""
+    """Pretend that the kernel has not been built yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cpu.library.cache_clear()
     yield tmp_path / "shallowdraft"
@@ -278,7 +299,7 @@ def test_probes_take_less_than_a_millisecond_or_are_unknown():
 @needs_kernel
 @pytest.mark.parametrize("capability", ["avx2", "default"])
 def test_processors_with_shorter_vectors(capability: str):
-    """Products, layers and rounding, by the tests that there are, in a process that packs weights for such vectors."""
+    """Run the tests of products, layers and rounding in a process that packs weights for shorter vectors."""
     here = Path(__file__).parent
     chosen = "products or (panels and (llama or opt)) or (rounds_alike and qwen3)"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", chosen]

@@ -23,8 +23,8 @@ AHEAD = replace(VECTOR, ahead=True)
 DOT = gpu.Tiling(outputs=16, inputs=32, warps=4, stages=2, dot=True)
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 def random(*size: int) -> Tensor:
@@ -81,16 +81,16 @@ def test_embedded_tokens():
 def test_the_tail_of_texts(count: int, proposed: int):
     state = new_state([[5, 6, 7], [8]], [20, 20], 3, torch.device("cpu"))
     more = torch.arange(100, 100 + 2 * proposed).view(2, proposed)
-    found, positions = gpu_choice.tail(state.tokens, state.length, count, more)
-    wanted = state.tail(count, more)
-    assert found.tolist() == wanted[0].tolist()
-    assert positions.tolist() == wanted[1].tolist()
+    actual, positions = gpu_choice.tail(state.tokens, state.length, count, more)
+    expected = state.tail(count, more)
+    assert actual.tolist() == expected[0].tolist()
+    assert positions.tolist() == expected[1].tolist()
 
 
 def attended(
     qkv: Tensor, first: list[int], keys: Tensor, values: Tensor, rope, heads: gpu.AttentionShape, gains
 ) -> Tensor:
-    """One text and one query after the other; also fills the cache."""
+    """Attend with one query after the other, as a reference; also fill the cache."""
     texts = len(first)
     tokens = len(qkv) // texts
     out = torch.empty(texts * tokens, heads.queries, heads.width)
@@ -98,10 +98,10 @@ def attended(
         rows = qkv[text * tokens : (text + 1) * tokens].view(tokens, -1, heads.width)
         q, k, v = rows.split((heads.queries, heads.groups, heads.groups), 1)
         if gains:
-            q, k = (F.rms_norm(one, (heads.width,), gain, heads.eps) for one, gain in ((q, gains[0]), (k, gains[1])))
+            q, k = (F.rms_norm(part, (heads.width,), gain, heads.eps) for part, gain in ((q, gains[0]), (k, gains[1])))
         if rope:
             cos, sin = (table[begin : begin + tokens, None] for table in rope)
-            q, k = (one * cos + one.roll(heads.width // 2, -1) * sin for one in (q, k))
+            q, k = (part * cos + part.roll(heads.width // 2, -1) * sin for part in (q, k))
         keys[text, :, begin : begin + tokens] = k.transpose(0, 1)
         values[text, :, begin : begin + tokens] = v.transpose(0, 1)
         for token in range(tokens):
@@ -135,9 +135,9 @@ def test_attention(heads: gpu.AttentionShape, special: str, splits: int):
     positions = torch.tensor([[begin + t for t in range(tokens)] for begin in first])
     counters = torch.zeros(texts * heads.groups, dtype=torch.int32)
     caches = keys.clone(), values.clone()
-    for _ in range(2):  # the counters are left as they were found
-        found = gpu.attend(qkv, positions, *caches, rope, heads, gains=gains, counters=counters, splits=splits)
-    torch.testing.assert_close(found, attended(qkv, first, keys, values, rope, heads, gains), atol=2e-5, rtol=1e-4)
+    for _ in range(2):  # the counters are 0 again after the first call
+        actual = gpu.attend(qkv, positions, *caches, rope, heads, gains=gains, counters=counters, splits=splits)
+    torch.testing.assert_close(actual, attended(qkv, first, keys, values, rope, heads, gains), atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(caches[0], keys)
     torch.testing.assert_close(caches[1], values)
 
@@ -147,7 +147,7 @@ def test_attention(heads: gpu.AttentionShape, special: str, splits: int):
 )
 @pytest.mark.parametrize("many", [1, 32])
 def test_a_whole_pass(kind: str, many: int, folder, monkeypatch: pytest.MonkeyPatch):
-    """Prompts by PyTorch, then a few tokens by the kernels: hidden states, caches and choices as without them.
+    """After a prompt, a few tokens by the kernels give the hidden states, caches and choices of PyTorch.
 
     Both with our products and, from few rows on, with PyTorch's.
     """
@@ -167,11 +167,11 @@ def test_a_whole_pass(kind: str, many: int, folder, monkeypatch: pytest.MonkeyPa
         for begin, end, last in ((9, 12, False), (12, 14, True)):
             positions = torch.arange(begin, end).expand(2, -1)
             decoder.fused = None
-            wanted = decoder(tokens[:, begin:end], positions, caches[0], 32)
-            best, choice = decoder.head(wanted).max(-1)
+            expected = decoder(tokens[:, begin:end], positions, caches[0], 32)
+            best, choice = decoder.head(expected).max(-1)
             decoder.fused = layers
             if not last:
-                close(decoder(tokens[:, begin:end], positions, caches[1], 32), wanted)
+                close(decoder(tokens[:, begin:end], positions, caches[1], 32), expected)
             largest, token = decoder.choose(tokens[:, begin:end], positions, caches[1], 32, shape.vocab, last=last)
             close(largest, best[:, -largest.shape[1] :])
             assert token.tolist() == choice[:, -token.shape[1] :].tolist()
@@ -179,8 +179,8 @@ def test_a_whole_pass(kind: str, many: int, folder, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4, 7])
-def test_settling_is_verification_and_commit(lookahead: int):
-    """Random proposals that agree now and then, rows near their limit, and logits that are no numbers."""
+def test_commit_greedy_is_verification_and_commit(lookahead: int):
+    """Random proposals agree now and then, rows are near their limit, and some logits are not finite."""
     draws = torch.Generator().manual_seed(lookahead)
     for _ in range(20):
         choice = torch.randint(3, (4, lookahead + 1), generator=draws)
@@ -204,7 +204,7 @@ def test_settling_is_verification_and_commit(lookahead: int):
         assert state.length.tolist() == states[0].length.tolist()
 
 
-LAWS = [
+SAMPLINGS = [
     Sampling(1.0),
     Sampling(0.7, top_k=5),
     Sampling(1.3, top_k=1),
@@ -215,9 +215,9 @@ LAWS = [
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("sampling", LAWS, ids=str)
-def test_a_law_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    """Rounded logits have many equals; some ids the draft lacks; blocks smaller than the vocabulary."""
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_a_distribution_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    """Many rounded logits are equal, the draft lacks some ids, and blocks are smaller than the vocabulary."""
     monkeypatch.setattr(gpu_choice, "BLOCK", 64)
     logits = (3 * random(7, 150)).to(dtype)
     logits[0, :40] = 1.0
@@ -225,17 +225,17 @@ def test_a_law_and_a_draw(sampling: Sampling, dtype: torch.dtype, monkeypatch: p
     logits[2] = -logits[2].abs()
     uniforms = torch.rand(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[:, 1]
     p, token, largest = gpu_choice.distribution(logits, sampling.numbers, 160, uniforms)
-    wanted = F.pad(probabilities(logits, sampling), (0, 10))
-    torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
-    assert ((p > 0) == (wanted > 0)).all()
+    expected = F.pad(probabilities(logits, sampling), (0, 10))
+    torch.testing.assert_close(p, expected, atol=1e-6, rtol=1e-4)
+    assert ((p > 0) == (expected > 0)).all()
     assert token.tolist() == draw(p, uniforms).tolist()
     assert largest.tolist() == logits.float().amax(-1).tolist()
     cut, *_ = gpu_choice.distribution(logits, sampling.numbers, 100)
     torch.testing.assert_close(cut, probabilities(logits[:, :100], sampling), atol=1e-6, rtol=1e-4)
 
 
-def test_laws_of_texts_that_choose_unlike():
-    """Each row of a text's pass has the text's law; a greedy one has one token, the first of equals."""
+def test_distributions_of_texts_with_different_sampling():
+    """All rows of a text have the text's sampling; a greedy text has one token, the first of equal ones."""
     texts = [Sampling(0.7, top_k=5), Sampling(), Sampling(0.5, top_k=40, top_p=0.9), Sampling(1.0, top_k=500)]
     logits = (3 * random(2 * len(texts), 150)).bfloat16()
     logits[2, 7:9] = 20
@@ -244,14 +244,14 @@ def test_laws_of_texts_that_choose_unlike():
     for row, text in enumerate(texts):
         together.put(row, text)
     p, token, largest = gpu_choice.distribution(logits, together.numbers, 150, uniforms)
-    wanted = probabilities(logits.view(len(texts), 2, 150), together).view(-1, 150)
-    torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
-    assert ((p > 0) == (wanted > 0)).all()
+    expected = probabilities(logits.view(len(texts), 2, 150), together).view(-1, 150)
+    torch.testing.assert_close(p, expected, atol=1e-6, rtol=1e-4)
+    assert ((p > 0) == (expected > 0)).all()
     assert token.tolist() == draw(p, uniforms).tolist()
     assert largest.tolist() == logits.float().amax(-1).tolist()
 
 
-def test_a_law_of_no_numbers_is_noticed():
+def test_logits_that_are_not_finite_are_noticed():
     logits = random(3, 70).half()
     logits[1, 33] = float("nan")
     _, _, largest = gpu_choice.distribution(logits, (1.0, 5, 0.9), 70, torch.rand(3, dtype=torch.float64))
@@ -259,8 +259,8 @@ def test_a_law_of_no_numbers_is_noticed():
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
-def test_judging_is_verification_and_commit(lookahead: int, monkeypatch: pytest.MonkeyPatch):
-    """Laws that agree, nearly, not at all; what the same coins decide is the same."""
+def test_commit_sampled_is_verification_and_commit(lookahead: int, monkeypatch: pytest.MonkeyPatch):
+    """The same coins decide the same, for distributions that agree, nearly agree, or do not."""
     monkeypatch.setattr(gpu_choice, "BLOCK", 16)
     draws = torch.Generator().manual_seed(lookahead)
     for closeness in (0.0, 0.1, 3.0):

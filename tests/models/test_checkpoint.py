@@ -1,4 +1,4 @@
-"""Folders in and out, and every way in which one can be broken."""
+"""Saving and loading of folders, and errors for broken ones."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from shallowdraft.shapes.shape import ModelShape
 
 @pytest.fixture
 def copy(folder, tmp_path: Path) -> Path:
-    """A folder of our own to break."""
+    """A copy of a folder, to be broken."""
     return Path(shutil.copytree(folder("llama"), tmp_path / "model"))
 
 
@@ -115,14 +115,14 @@ def test_packing_only_permutes(folder, kind: str, packing: str):
     plain, packed = (
         checkpoint.load_decoder(folder(kind), dtype=torch.float32, device=torch.device("cpu")) for _ in "ab"
     )
-    found = packed.pack(packing).dense_state()
-    assert found.keys() == shape.layout().keys()
+    actual = packed.pack(packing).dense_state()
+    assert actual.keys() == shape.layout().keys()
     for name, tensor in plain.dense_state().items():
-        assert torch.equal(found[name], tensor), name
+        assert torch.equal(actual[name], tensor), name
 
 
 def test_a_cached_hub_model_loads_offline(copy: Path, tmp_path: Path, monkeypatch):
-    """The layout of huggingface_hub's own cache, no network."""
+    """A folder laid out as huggingface_hub's cache is found without a network."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     home = tmp_path / "hub" / "models--someone--tiny"
     (home / "refs").mkdir(parents=True)

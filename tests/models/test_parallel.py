@@ -1,4 +1,4 @@
-"""A target that is split over two processes says what it says in one."""
+"""A target split over two processes gives the same output as in one."""
 
 import json
 import multiprocessing
@@ -30,8 +30,8 @@ KINDS = ["llama-gqa-tied-head_dim", "llama-biases-linear-rope", "opt-350m"]
 
 
 def outputs(kinds: dict[str, str], *, parallel: bool) -> dict[str, list[list[int]]]:
-    """Tokens of every case, of the zoo and of random models."""
-    found = {}
+    """Generate in every case, with the zoo and with random models."""
+    results = {}
     for kind, folder in kinds.items():
         model = sd.load(folder, parallel=parallel)
         draft = sd.load_draft("zoo:4x128" if kind == "zoo" else folder)
@@ -40,8 +40,8 @@ def outputs(kinds: dict[str, str], *, parallel: bool) -> dict[str, list[list[int
             cases += [{"drafter": "skip"}, {"drafter": "ngram"}]
             cases.append({"drafter": "medusa", "heads": random_heads(model, 2), "lookahead": 2, **SAMPLED})
         prompt = TEXT if kind == "zoo" else IDS
-        found[kind] = [sd.generate(model, prompt, max_new_tokens=16, **case).token_ids for case in cases]
-    return found
+        results[kind] = [sd.generate(model, prompt, max_new_tokens=16, **case).token_ids for case in cases]
+    return results
 
 
 def without_a_sum(folder: str) -> list[int]:
@@ -53,7 +53,7 @@ def without_a_sum(folder: str) -> list[int]:
 
 
 def by_kernels(folder: str, rank: int) -> list[list[list[int]]]:
-    """What follows each of a few tokens, by PyTorch and by the GPU's kernels in Triton's interpreter."""
+    """Choose the next token after each of a few, by PyTorch and by the GPU's kernels in Triton's interpreter."""
     from shallowdraft.kernels import gpu
 
     tiling = gpu.Tiling(outputs=16, inputs=32, warps=4, stages=2, dot=True)
@@ -61,16 +61,16 @@ def by_kernels(folder: str, rank: int) -> list[list[list[int]]]:
     decoder = load_decoder(Path(folder), dtype=torch.float32, device=cpu, split=Split(rank, 2))
     parts = decoder.local_shape, decoder.blocks, decoder.norm, decoder.head
     tokens, positions = torch.tensor([IDS]), torch.arange(len(IDS))[None]
-    found = []
+    results = []
     with torch.inference_mode():
         for layers in (None, SplitLayers(*parts, lambda *_: tiling)):
             decoder.fused = layers
-            found.append(decoder.choose(tokens, positions, decoder.new_cache(1, 32), 32, 97)[1].tolist()[0])
-    return found
+            results.append(decoder.choose(tokens, positions, decoder.new_cache(1, 32), 32, 97)[1].tolist()[0])
+    return results
 
 
 def in_process(job: tuple[int, int, dict[str, str]]) -> dict[str, list[list[int]]]:
-    """What one of two processes found."""
+    """Return the outputs of one of two processes."""
     rank, port, kinds = job
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
@@ -84,7 +84,7 @@ def in_process(job: tuple[int, int, dict[str, str]]) -> dict[str, list[list[int]
 
 @pytest.fixture(scope="module")
 def split(folder):
-    """Tokens of every case in each of two processes, and those of one."""
+    """Outputs of two processes, and those of a single one."""
     kinds = {"zoo": "zoo:target"} | {kind: str(folder(kind)) for kind in KINDS}
     alone = outputs(kinds, parallel=False)
     with socket.socket() as free:
@@ -94,7 +94,7 @@ def split(folder):
         return pool.map(in_process, [(rank, port, kinds) for rank in (0, 1)], chunksize=1), alone
 
 
-def test_every_process_says_what_one_alone_says(split):
+def test_every_process_gives_the_output_of_a_single_one(split):
     (first, second), alone = split
     assert first == second
     for kind, tokens in alone.items():

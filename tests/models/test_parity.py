@@ -25,18 +25,18 @@ def prompts() -> torch.Tensor:
 
 
 def logits_in_passes(model: sd.Model, tokens: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Logits at every position, the tokens fed in passes of the given sizes."""
+    """Return the logits at every position, with the tokens in passes of these sizes."""
     rows, length = tokens.shape
     assert sum(sizes) == length
     cache = model.decoder.new_cache(rows, length + 5)
-    found, start = [], 0
+    results, start = [], 0
     with torch.inference_mode():
         for size in sizes:
             positions = torch.arange(start, start + size).expand(rows, -1)
             hidden = model.decoder(tokens[:, start : start + size], positions, cache, start + size)
-            found.append(model.decoder.head(hidden))
+            results.append(model.decoder.head(hidden))
             start += size
-    return torch.cat(found, 1)
+    return torch.cat(results, 1)
 
 
 def load_packed(folder: Path, packing: str) -> sd.Model:
@@ -56,14 +56,14 @@ WAYS = [(kind, way) for kind in CONFIGS for way in PACKINGS if way != "panels" o
 def test_logits_at_every_position(kind: str, folder, prompts: torch.Tensor, sizes: list[int], packing: str):
     with torch.inference_mode():
         expected = random_reference(kind)(prompts).logits
-    found = logits_in_passes(load_packed(folder(kind), packing), prompts, sizes)
-    assert (found - expected).abs().max() < TOLERANCE
+    actual = logits_in_passes(load_packed(folder(kind), packing), prompts, sizes)
+    assert (actual - expected).abs().max() < TOLERANCE
 
 
 @pytest.mark.skipif("panels" not in PACKINGS, reason="no C compiler on this machine")
 @pytest.mark.parametrize("kind", KERNEL_KINDS)
 def test_the_kernel_rounds_alike_however_tokens_are_grouped(kind: str, folder, prompts: torch.Tensor):
-    """In our own kernel a row does not depend on the rows beside it: not a bit differs between steps and passes."""
+    """In the C kernel a row does not depend on other rows: single steps and passes agree to the last bit."""
     model = load_packed(folder(kind), "panels")
     assert model.decoder.native is not None
     steps, mixed, whole = (logits_in_passes(model, prompts, sizes) for sizes in SIZES.values())

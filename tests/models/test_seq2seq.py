@@ -1,4 +1,4 @@
-"""T5 against transformers: random configs, passes of any size, sources of different lengths, folders in and out."""
+"""T5 against transformers: random configs, passes of any size, sources of different lengths, saved folders."""
 
 import json
 import random
@@ -32,7 +32,7 @@ PASSES = ([50], [1] * 50, [20, 1, 2, 7, 1, 19])
 
 
 def random_config(seed: int) -> T5Config:
-    """Even seeds: T5 1.0, odd ones 1.1."""
+    """Return a random config: T5 1.0 for even seeds, 1.1 for odd ones."""
     draw = random.Random(seed)
     first = {"feed_forward_proj": draw.choice(["relu", "gelu"])}
     later = {"feed_forward_proj": draw.choice(["gated-gelu", "gated-silu"]), "tie_word_embeddings": False}
@@ -53,7 +53,7 @@ def random_config(seed: int) -> T5Config:
 
 
 def random_t5(seed: int, *, untied: bool = False) -> T5ForConditionalGeneration:
-    """Norms that are not ones, biases that matter; transformers 5 ties every T5, published ones of 1.1 are not."""
+    """Return a T5 with random norms and biases; transformers 5 ties every head, but published 1.1 models are untied."""
     torch.manual_seed(seed)
     model = T5ForConditionalGeneration(random_config(seed)).eval()
     if untied:
@@ -67,7 +67,7 @@ def random_t5(seed: int, *, untied: bool = False) -> T5ForConditionalGeneration:
 
 @pytest.fixture(scope="session")
 def t5_folder(tmp_path_factory: pytest.TempPathFactory):
-    """A function from a seed to the folder that transformers saved such a T5 to; odd seeds have a head of their own."""
+    """A function from a seed to a folder saved by transformers; odd seeds have an untied head."""
     made: dict[int, Path] = {}
 
     def make(seed: int) -> Path:
@@ -93,14 +93,14 @@ def reference_logits(model: T5ForConditionalGeneration, written: torch.Tensor) -
 
 def logits_in_passes(decoder: Decoder, sources: list[list[int]], written: torch.Tensor, sizes) -> torch.Tensor:
     rows, length = written.shape
-    cache, found, start = decoder.new_cache(rows, length + 5), [], 0
+    cache, results, start = decoder.new_cache(rows, length + 5), [], 0
     with torch.inference_mode():
         decoder.read_source(new_source(sources, CPU), cache)
         for size in sizes:
             positions = torch.arange(start, start + size).expand(rows, -1)
-            found.append(decoder.head(decoder(written[:, start : start + size], positions, cache, start + size)))
+            results.append(decoder.head(decoder(written[:, start : start + size], positions, cache, start + size)))
             start += size
-    return torch.cat(found, 1)
+    return torch.cat(results, 1)
 
 
 def load_packed(folder: Path, packing: str = "none"):
@@ -113,18 +113,18 @@ def test_logits_at_every_position(seed: int, packing: str, t5_folder, written: t
     expected = reference_logits(random_t5(seed, untied=bool(seed % 2)), written)
     decoder = load_packed(t5_folder(seed), packing)
     for sizes in PASSES:
-        found = logits_in_passes(decoder, SOURCES, written, sizes)
-        assert (found - expected).abs().max() < TOLERANCE, sizes
+        actual = logits_in_passes(decoder, SOURCES, written, sizes)
+        assert (actual - expected).abs().max() < TOLERANCE, sizes
 
 
 def test_a_head_that_transformers_tied_is_tied(tmp_path: Path, written: torch.Tensor):
-    """T5 1.1 without a head of its own, which transformers 5 makes of a config alone."""
+    """Transformers 5 makes a T5 1.1 without an untied head from a config alone."""
     random_t5(1).save_pretrained(tmp_path)
     decoder = load_packed(tmp_path)
     assert decoder.shape.tied
     assert not decoder.shape.encoder.scaled
-    found = logits_in_passes(decoder, SOURCES, written, [50])
-    assert (found - reference_logits(random_t5(1), written)).abs().max() < TOLERANCE
+    actual = logits_in_passes(decoder, SOURCES, written, [50])
+    assert (actual - reference_logits(random_t5(1), written)).abs().max() < TOLERANCE
 
 
 def wrong_buckets(away: torch.Tensor, count: int, farthest: int) -> torch.Tensor:
@@ -140,8 +140,8 @@ def no_mask(cache: CrossCache, kv: torch.Tensor, mask: torch.Tensor) -> None:
 )
 def test_wrong_buckets_and_unmasked_sources_are_caught(where, name: str, wrong, t5_folder, written, monkeypatch):
     monkeypatch.setattr(where, name, wrong)
-    found = logits_in_passes(load_packed(t5_folder(0)), SOURCES, written, [50])
-    assert (found - reference_logits(random_t5(0), written)).abs().max() > 100 * TOLERANCE
+    actual = logits_in_passes(load_packed(t5_folder(0)), SOURCES, written, [50])
+    assert (actual - reference_logits(random_t5(0), written)).abs().max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (4, 17), (8, 30), (64, 500)])
@@ -186,7 +186,7 @@ def test_a_folder_we_saved_gives_transformers_the_same_logits(seed: int, t5_fold
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_old_files_hold_some_tensors_more(seed: int, t5_folder, tmp_path: Path):
-    """As T5 was published: embeddings once more, a bias that nothing reads, and for 1.1 a config that says untied."""
+    """Published T5s hold the embeddings twice, a bias that nothing reads, and for 1.1 a config that says untied."""
     model, bias = random_t5(seed, untied=bool(seed % 2)), "EncDecAttention.relative_attention_bias.weight"
     state = model.state_dict() | {f"decoder.block.0.layer.1.{bias}": torch.ones(3, 4)}
     assert "encoder.embed_tokens.weight" in state
@@ -194,9 +194,9 @@ def test_old_files_hold_some_tensors_more(seed: int, t5_folder, tmp_path: Path):
     config = model.config.to_dict() | {"tie_word_embeddings": seed == 0, "n_positions": 300}
     del config["scale_decoder_outputs"]
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-    found, expected = (load_packed(folder).dense_state() for folder in (tmp_path, t5_folder(seed)))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    actual, expected = (load_packed(folder).dense_state() for folder in (tmp_path, t5_folder(seed)))
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in actual)
     assert check_folder(tmp_path).encoder.context == 300
 
 
@@ -269,7 +269,7 @@ def test_a_wrong_shape_is_refused(notation: str):
         parse_shape(notation)
 
 
-def test_a_part_of_an_encoder_decoder_is_no_shape_to_prune_to():
+def test_an_encoder_decoder_cannot_be_pruned_to_a_shape_without_one():
     with pytest.raises(OptionError, match="one has an encoder"):
         child_shape(NAMED["llama-7b"], NAMED["t5-small"])
     with pytest.raises(OptionError, match="4 buckets"):
@@ -280,9 +280,9 @@ def test_a_part_of_an_encoder_decoder_is_no_shape_to_prune_to():
 def test_packing_only_permutes(seed: int, t5_folder):
     plain = load_packed(t5_folder(seed)).dense_state()
     for packing in PACKINGS:
-        found = load_packed(t5_folder(seed), packing).dense_state()
-        assert found.keys() == plain.keys()
-        assert all(torch.equal(found[name], plain[name]) for name in plain)
+        actual = load_packed(t5_folder(seed), packing).dense_state()
+        assert actual.keys() == plain.keys()
+        assert all(torch.equal(actual[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
@@ -301,7 +301,7 @@ TREE = Tree((0, 0, 0, 1, 1, 2, 3, 4, 8))
 
 
 def tree_error(model: sd.Model) -> float:
-    """How far the logits after each node of a tree are from those of its path read alone."""
+    """Return the largest difference between logits after the nodes of a tree and those of their paths read alone."""
     draws = torch.Generator().manual_seed(0)
     text, nodes = torch.randint(0, 97, (11,), generator=draws), torch.randint(0, 97, (9,), generator=draws)
     decoder, part = model.decoder, TREE.on(CPU).part(torch.tensor([10]), 0, 10)
@@ -310,11 +310,11 @@ def tree_error(model: sd.Model) -> float:
     with torch.inference_mode():
         decoder.read_source(new_source(SOURCES[:1], CPU), cache)
         decoder(text[None], torch.arange(11)[None], cache, 11)
-        found = decoder.head(decoder(torch.cat((text[-1:], nodes))[None], part.positions, cache, 40, part))[0]
+        results = decoder.head(decoder(torch.cat((text[-1:], nodes))[None], part.positions, cache, 40, part))[0]
     for path in TREE.paths:
         tokens = torch.cat((text, nodes[[node - 1 for node in path]]))[None]
         alone.append(logits_in_passes(decoder, SOURCES[:1], tokens, [tokens.shape[1]])[0, -1])
-    return float((found - torch.stack(alone)).abs().max())
+    return float((results - torch.stack(alone)).abs().max())
 
 
 def test_every_path_of_a_tree_is_as_if_it_were_alone(t5_folder, monkeypatch):

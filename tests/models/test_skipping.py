@@ -1,4 +1,4 @@
-"""A decoder without some of its parts, and its copies."""
+"""Decoders that skip some of their parts, and copies of decoders."""
 
 import copy
 
@@ -23,12 +23,12 @@ def hidden(decoder, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("kind", "packing"), WAYS)
 @pytest.mark.parametrize("skips", [(), (0,), (1,), (0, 3)], ids=str)
 def test_what_is_skipped_adds_nothing(kind: str, packing: str, skips: tuple[int, ...], folder):
-    """Every way against PyTorch's operations; without skips against the whole."""
+    """Every packing agrees with PyTorch's operations; the output without skips is that of the whole decoder."""
     tokens = torch.randint(0, 97, (2, 15), generator=torch.Generator().manual_seed(0))
     whole, plain = (load_packed(folder(kind), way).decoder for way in (packing, "none"))
-    found, wanted = hidden(whole.skipping(skips), tokens), hidden(plain.skipping(skips), tokens)
-    assert (found - wanted).abs().max() < TOLERANCE
-    different = (found - hidden(whole, tokens)).abs().max()
+    actual, expected = hidden(whole.skipping(skips), tokens), hidden(plain.skipping(skips), tokens)
+    assert (actual - expected).abs().max() < TOLERANCE
+    different = (actual - hidden(whole, tokens)).abs().max()
     assert different > 0.01 if skips else different == 0
 
 
@@ -38,7 +38,7 @@ def test_parts_that_are_not_there(folder):
         decoder.skipping([2 * decoder.shape.layers])
 
 
-def test_copies_find_nothing_that_was_kept(folder):
+def test_copies_have_no_cached_engines(folder):
     decoder = load_packed(folder("llama"), "none").decoder
     decoder.kept["captured"] = (None for _ in range(1))  # can be copied as little as a CUDA graph
     assert not copy.deepcopy(decoder).kept

@@ -1,4 +1,4 @@
-"""Chat templates: what transformers makes of them, by a process that none of them can keep."""
+"""Chat templates are rendered as by transformers, in a process that survives or ends with a bad one."""
 
 import copy
 import time
@@ -53,8 +53,8 @@ def encoded(model: sd.Model, template: object) -> list[int]:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_conversation_is_what_transformers_makes_of_it(model, name: str):
     options = {"add_generation_prompt": True, "return_dict": False}
-    wanted = model.tokenizer.apply_chat_template(CHAT, chat_template=WRITTEN[name], **options)
-    assert encoded(model, WRITTEN[name] or "{{ '' }}") == wanted
+    expected = model.tokenizer.apply_chat_template(CHAT, chat_template=WRITTEN[name], **options)
+    assert encoded(model, WRITTEN[name] or "{{ '' }}") == expected
 
 
 def test_one_of_several_templates(model):

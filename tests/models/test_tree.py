@@ -1,4 +1,4 @@
-"""Trees of tokens in one pass, against the same continuations one after the other."""
+"""Token trees in one pass, against the same continuations one after the other."""
 
 from itertools import combinations, product
 from math import prod
@@ -19,16 +19,16 @@ WAYS = [(kind, way) for kind in CONFIGS for way in PACKINGS if way != "panels" o
 
 
 def logits_of_paths(model: sd.Model, texts: list[list[int]], nodes: torch.Tensor) -> torch.Tensor:
-    """After every node of every row, each path read alone."""
-    found = []
+    """Return the logits after every node of every row, with each path read alone."""
+    results = []
     with torch.inference_mode():
         for text, row in zip(texts, nodes.tolist(), strict=True):
             for path in TREE.paths:
                 tokens = torch.tensor([[*text, *(row[node - 1] for node in path)]])
                 length = tokens.shape[1]
                 hidden = model.decoder(tokens, torch.arange(length)[None], model.decoder.new_cache(1, length), length)
-                found.append(model.decoder.head(hidden[0, -1]))
-    return torch.stack(found).view(len(texts), len(TREE.paths), -1)
+                results.append(model.decoder.head(hidden[0, -1]))
+    return torch.stack(results).view(len(texts), len(TREE.paths), -1)
 
 
 @pytest.mark.parametrize(("kind", "packing"), WAYS)
@@ -42,16 +42,16 @@ def test_every_path_is_as_if_it_were_alone(kind: str, packing: str, parts: list[
     cache, placed = decoder.new_cache(2, slots), TREE.on(torch.device("cpu"))
     base = torch.tensor([len(text) - 1 for text in texts])
     tokens = torch.cat((torch.tensor([[text[-1]] for text in texts]), nodes), 1)
-    found, first = [], 0
+    actual, first = [], 0
     with torch.inference_mode():
         padded = torch.tensor([text + [0] * (20 - len(text)) for text in texts])
         decoder(padded, torch.arange(20).expand(2, -1), cache, 20)
         for count in parts:
             part = placed.part(base, first, first + count)
             hidden = decoder(tokens[:, first : first + count], part.positions, cache, slots, part)
-            found.append(decoder.head(hidden))
+            actual.append(decoder.head(hidden))
             first += count
-    assert (torch.cat(found, 1) - logits_of_paths(model, texts, nodes)).abs().max() < TOLERANCE
+    assert (torch.cat(actual, 1) - logits_of_paths(model, texts, nodes)).abs().max() < TOLERANCE
 
 
 def test_shapes_of_trees():
@@ -71,18 +71,18 @@ def test_shapes_of_trees():
     nodes=st.integers(1, 5),
 )
 def test_no_other_tree_is_accepted_further(chances: list[list[float]], nodes: int):
-    """Against every set of paths that is a tree."""
+    """Compare with every set of paths that is a tree."""
     chances = [sorted(level, reverse=True) for level in chances]
     paths = [
         path for depth in range(1, len(chances) + 1) for path in product(*(range(len(c)) for c in chances[:depth]))
     ]
     gains = {path: prod(chances[depth][rank] for depth, rank in enumerate(path)) for path in paths}
     trees = (
-        found
-        for found in combinations(paths, min(nodes, len(paths)))
-        if all(len(path) == 1 or path[:-1] in found for path in found)
+        subset
+        for subset in combinations(paths, min(nodes, len(paths)))
+        if all(len(path) == 1 or path[:-1] in subset for path in subset)
     )
-    best = max(sum(gains[path] for path in found) for found in trees)
+    best = max(sum(gains[path] for path in tree) for tree in trees)
     tree = best_tree(chances, nodes)
     ranks = {node: children.index(node) for children in tree.children for node in children}
     reached = sum(prod(chances[n][ranks[node]] for n, node in enumerate(path)) for path in tree.paths[1:])

@@ -1,4 +1,4 @@
-"""Models by name, and weights that are stored in 8 bits."""
+"""Models of the zoo by name, and weights stored as 8-bit integers."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from shallowdraft.models import zoo
 
 @pytest.fixture
 def small_zoo(tmp_path: Path, folder, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A zoo of two models that are not trained."""
+    """A zoo of two untrained models."""
     monkeypatch.setattr(zoo, "FOLDER", tmp_path)
     for name, kind in (("target", "llama"), ("a-draft", "llama-gqa-tied-head_dim")):
         model = sd.load(folder(kind))
@@ -69,7 +69,7 @@ def test_eight_bits_from_bf16_keep_their_sign(folder, tmp_path: Path):
         assert (tensor.float().sign() == rounded[name].sign())[large].all()
 
 
-def test_saving_what_was_rounded_changes_nothing(folder, tmp_path: Path):
+def test_saving_8_bit_weights_again_changes_nothing(folder, tmp_path: Path):
     sd.load(folder("llama")).save(tmp_path / "one", int8=True)
     sd.load(tmp_path / "one").save(tmp_path / "two", int8=True)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))

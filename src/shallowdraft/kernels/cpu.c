@@ -6,7 +6,7 @@
  *
  * Threads. All layers run inside one parallel region, because starting one costs more than a barrier. Every thread
  * executes the same functions; in each of them it takes its share of the rows, panels, heads or tiles of queries
- * (`share` in cpu_vectors.h). A barrier stands wherever a thread goes on to read what others have written.
+ * (`share` in cpu_vectors.h). A barrier separates the writing of data from the reading by other threads.
  * Each number is computed by one thread, in an order that depends neither on the number of threads nor on the other
  * rows of the pass. So a pass over one token and a pass over many agree to the last bit, and verification with any
  * lookahead chooses the tokens of plain decoding.
@@ -27,8 +27,8 @@ static void norm_rows(const NormWeights *norm, const float *x, float *y, int64_t
     for (int64_t r = from; r < to; r++) normalise(norm, x + r * width, y + r * width, width, eps);
 }
 
-/* Run x [R, C] through all layers in place. Called by every thread of a parallel region, after a barrier behind the
- * writing of x; the caller sets a barrier before it reads x. `cache` is [L, 2, B, G, S, D]; `scratch` holds
+/* Run x [R, C] through all layers in place. Called by every thread of a parallel region, with a barrier between the
+ * writing of x and this call, and another before x is read. `cache` is [L, 2, B, G, S, D]; `scratch` holds
  * R * (C + (H + 2 G) * D + H * D + ffn) floats and then QUERIES * (S + LANES) for each thread. */
 static void run_layers(const DecoderWeights *m, float *x, const int64_t *positions, const TreeNodes *tree,
                        int64_t batch, int64_t tokens, float *cache, int64_t slots, const float *cosine,
@@ -115,7 +115,7 @@ static inline int64_t largest_of_threads(const float *best, int64_t rows, int64_
     return largest;
 }
 
-/* Decode `steps` tokens greedily after tokens [B, T], which stand at positions [B, T]. Writes drafted [B, steps] and
+/* Decode `steps` tokens greedily after tokens [B, T] at positions [B, T]. Writes drafted [B, steps] and
  * the logit of each to largest [B, steps], NaN where any logit was NaN. Of the head's outputs the first `counted` are
  * looked at; `vocab` is the embedding's number of rows. `x` holds B * (T * C + C + outputs) floats and then B for each
  * thread, `row_positions` B * T integers and then B for each thread. */

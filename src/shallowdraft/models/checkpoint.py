@@ -179,12 +179,12 @@ def save_decoder(
     write_config(folder, decoder.shape.to_config() | {"dtype": dtype, "torch_dtype": dtype} | dict(extra_config or {}))
 
 
-def use_default_mode(*files: Path) -> None:
+def use_default_mode(*paths: Path) -> None:
     """Give files the permissions that any new file has: safetensors makes its own readable by their owner only."""
-    for file in files:
-        new = file.with_name(file.name + ".mode")
+    for path in paths:
+        new = path.with_name(path.name + ".mode")
         new.touch()
-        shutil.copymode(new, file)
+        shutil.copymode(new, path)
         new.unlink()
 
 

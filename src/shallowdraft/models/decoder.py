@@ -92,7 +92,7 @@ class Decoder(nn.Module):
         """Encode a source for the continuations in this cache; a model without an encoder has none."""
 
     def broadcast(self, *values: Tensor | None) -> None:
-        """Overwrite these tensors with the first process's in all processes of a split model; a whole model has one."""
+        """Overwrite tensors with those of the first process, in a model that is split over several."""
 
     def broadcast_s(self, seconds: float) -> float:
         """Return the first process's measurement of a time."""
@@ -212,8 +212,8 @@ class Decoder(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def _fused_for(self, tokens: Tensor) -> "fused.FusedLayers | None":
-        """Return the fused kernels if they take a pass over as many tokens."""
-        return self.fused if self.fused and self.fused.takes(*tokens.shape) else None
+        """Return the fused kernels if they support a pass over these tokens [B, T]."""
+        return self.fused if self.fused and self.fused.supports(*tokens.shape) else None
 
     def _projected(self, x: Tensor) -> Tensor:
         return x if self.project_out is None else self.project_out(x)
@@ -266,10 +266,12 @@ class Decoder(nn.Module):
         """Return every parameter under its name in the layout, in its usual form, whether it is packed or not."""
         state = {}
         for name in self.shape.layout():
-            owner = self.get_submodule(name.rpartition(".")[0])
-            packed = isinstance(owner, Projection)
-            kind = name.rpartition(".")[2]
-            state[name] = getattr(owner, f"dense_{kind}")() if packed else getattr(owner, kind).detach()
+            module_name, _, parameter = name.rpartition(".")
+            module = self.get_submodule(module_name)
+            if isinstance(module, Projection):
+                state[name] = getattr(module, f"dense_{parameter}")()
+            else:
+                state[name] = getattr(module, parameter).detach()
         return state
 
 

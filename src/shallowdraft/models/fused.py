@@ -91,8 +91,8 @@ class FusedLayers:
         self._final: tuple[Any, Any] = norm, head
         self._counters: dict[int, Tensor] = {}
 
-    def takes(self, texts: int, tokens: int) -> bool:
-        """Return whether these kernels run a pass over `tokens` tokens of each text."""
+    def supports(self, texts: int, tokens: int) -> bool:
+        """Return whether these kernels support a pass over `tokens` tokens of each text."""
         return tokens * self._shared <= MAX_QUERIES and (not self._int8 or texts * tokens <= MAX_INT8_ROWS)
 
     def embed(self, tokens: Tensor, table: Tensor) -> Tensor:

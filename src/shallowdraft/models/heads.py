@@ -126,5 +126,5 @@ def _chances(folder: Path, stored: Any, heads: int) -> list[list[float]]:
         chances = [[-1.0]]
     fits = len(chances) <= heads and all(len(ranks) <= MOST_RANKS for ranks in chances)
     if not fits or not all(isfinite(chance) and 0 <= chance <= 1 for ranks in chances for chance in ranks):
-        raise CheckpointError(f"{folder}: the chances in config.json are no probabilities; copy the folder again")
+        raise CheckpointError(f"{folder}: the chances in config.json are not probabilities; copy the folder again")
     return chances

@@ -309,7 +309,7 @@ def _start_token(folder: Path, shape: ModelShape) -> int:
 def _token(folder: Path, name: str, token: Any, vocab: int = LIMITS["vocab"]) -> int:
     """Return a token id of a config after checking it."""
     if type(token) is not int or not 0 <= token < vocab:
-        raise CheckpointError(f"{folder}: {name} is {shortened(token)}, which is no token id; correct its config")
+        raise CheckpointError(f"{folder}: {name} is {shortened(token)}, which is not a token id; correct its config")
     return token
 
 

@@ -85,7 +85,7 @@ def make_pair(
 ) -> SyntheticPair:
     """Make a pair of these shapes that agrees on a share of the vocabulary, rounded to whole tokens.
 
-    A tied head cannot follow a permutation; such a shape gets a separate head.
+    A tied head cannot follow a permutation; its shape gets a separate head.
     """
     target, draft = replace(target, tied=False), replace(draft, tied=False)
     if target.vocab != draft.vocab or target.vocab < SMALLEST_VOCABULARY:
@@ -100,7 +100,7 @@ def make_pair(
         raise OptionError(f"seed is {seed}; it must be 0 or more and fit into 63 bits")
     copies = 2 if torch.device(device).type == "cpu" else 1  # saving needs a second one
     size = copies * (target.parameters + draft.parameters) * dtype.itemsize
-    require_memory(size, torch.device(device), "making such a pair")
+    require_memory(size, torch.device(device), "making this pair")
     random = torch.Generator().manual_seed(seed)
     successor = _full_cycle(target.vocab, random)
     differing = torch.randperm(target.vocab, generator=random)[: round((1 - agreement) * target.vocab)]

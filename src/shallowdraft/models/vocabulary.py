@@ -92,7 +92,7 @@ def vocabulary_of(tokenizer: Any | None) -> dict[str, int] | None:
 
 @dataclass(frozen=True)
 class VocabularyCheck:
-    """How a draft's vocabulary relates to its target's."""
+    """The relation of a draft's vocabulary to its target's."""
 
     relation: Literal["same", "padded", "different"]
     shared: int
@@ -128,7 +128,7 @@ def compare(
 ) -> VocabularyCheck:
     """Compare two maps from tokens to ids and the sizes of the two embeddings.
 
-    The relation is "same" for equal maps and "padded" if one map or embedding is longer at its end: such a tail is
+    The relation is "same" for equal maps and "padded" if one map or embedding is longer at its end: the tail is
     never proposed. Without a map only the sizes are compared.
     """
     if target_vocab is None or draft_vocab is None:
