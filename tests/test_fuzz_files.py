@@ -38,8 +38,8 @@ from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_deco
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import Records
 from shallowdraft.report.reading import read_run
+from shallowdraft.runs.search import Judgement
 from shallowdraft.shapes.notation import parse_shape
-from shallowdraft.study.search import Judgement
 
 MOST_BYTES = 3 * 2**30  # of address space beyond what the process has when a test begins
 MOST_S = 60.0  # of a command, which takes a tenth of a second on an idle machine
@@ -125,7 +125,7 @@ READ = {  # by us, without a command: those take seconds
 } | {
     f"{name} of a report": (f"run/{name}", lambda: read_run(Path("run")))
     for name in (
-        "trace.jsonl", "replays.jsonl", "profile.jsonl", "live.jsonl", "inside.jsonl", "study.json", "accuracy.json",
+        "trace.jsonl", "replays.jsonl", "profile.jsonl", "live.jsonl", "tokens.jsonl", "study.json", "accuracy.json",
         "server.jsonl", "fast.jsonl",
     )
 }  # fmt: skip
@@ -135,7 +135,7 @@ STUDY = (
 )
 SLOW = {
     f"{name} of a study": Case(f"run/{name}.jsonl", STUDY)
-    for name in ("trace", "replays", "profile", "live", "inside", "skips")
+    for name in ("trace", "replays", "profile", "live", "tokens", "skips")
 } | {name: Case(file, "report run") for name, (file, _) in READ.items() if file.startswith("run/")}
 SLOW |= {
     "tokenizer for GGUF": Case(

@@ -19,6 +19,7 @@ import yaml
 
 import shallowdraft as sd
 from shallowdraft.cli import main
+from shallowdraft.cost import Iteration, Prediction
 from shallowdraft.errors import RecordError, UnsupportedModelError
 from shallowdraft.export.advice import Advice, advise
 from shallowdraft.export.engines import setup
@@ -26,8 +27,10 @@ from shallowdraft.export.export import export
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import Records
+from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.profile import KIND as PROFILE
 from shallowdraft.runs.replays import KIND as REPLAYS
+from shallowdraft.runs.study import LiveSpeed, StudyResult, StudyRow, write_study
 from shallowdraft.runs.trace import KIND as TRACE
 from shallowdraft.shapes.notation import parse_shape
 
@@ -300,7 +303,7 @@ def test_the_lookahead_of_a_study_is_exported(small: Path, tmp_path: Path, capsy
     command = ["export", draft, "--target", target, "--engine", "vllm", "--study", str(run)]
     assert main([*command, "--out", str(tmp_path / "out"), "--json"]) == 0
     config = json.loads(json.loads(capsys.readouterr().out)["files"]["speculative.json"])
-    first = best["lookahead"] if best["predicted_speed_up"] > 1 else 0
+    first = best["lookahead"] if best["prediction"]["speed_up"] > 1 else 0
     assert config["num_speculative_tokens_per_batch_size"][0] == [1, 3, first]
     assert main([*command, "--lookahead", "2", "--out", str(tmp_path / "out2")]) == 2
     assert main(["export", "zoo:4x128", *command[2:], "--out", str(tmp_path / "out2")]) == 2
@@ -312,16 +315,17 @@ def test_the_lookahead_of_a_study_is_exported(small: Path, tmp_path: Path, capsy
 def timed_run(folder: Path, speed_up: float, live: float | None) -> Path:
     """Write the study of one draft, whose profile has batches of 4 in which speculation is twice as fast."""
     folder.mkdir()
-    measured = live and {"speed_up": live, "interval": [live - 0.2, live + 0.2]}
     vocabulary = {"size": 512, "tokens": None, "digest": None}
-    row = {"draft": "zoo:2x192", "drafter": "model", "lookahead": 1, "predicted_speed_up": speed_up, "live": measured}
-    (folder / "study.json").write_text(json.dumps({"rows": [row]}))
+    measured = live and LiveSpeed(1.6, 100 * live, 100.0, live, (live - 0.2, live + 0.2), lossless=True)
+    predicted = Prediction(1, 1.6, Iteration(0.0, 1.6 / speed_up), 1.0)
+    row = StudyRow("zoo:2x192", Candidate("zoo:2x192", 1), "", predicted, (speed_up, speed_up), measured)
+    write_study(folder / "study.json", StudyResult((row,), 100.0))
     output = {"set": "zoo", "id": "0", "sample": 0, "prompt": [1, 2], "output": [3, 4]}
     place = {"draft": "zoo:2x192", "lookahead": 1, "context": 2, "round": 0, "turn": 0}
     times = {"plain_s": 1.0, "draft_s": 0.1, "target_s": 0.7, "rest_s": 0.0, "handover_s": 0.0, "arithmetic_s": 0.0}
     for name, kind, about, rows in (
         ("trace", TRACE, {"target": "zoo:target", "vocabulary": vocabulary, "sampling": {}}, [output]),
-        ("replays", REPLAYS, {}, [{"drafter": "model", "draft": "zoo:2x192", "tar": {"1": 1.6}}]),
+        ("replays", REPLAYS, {}, [{"name": "", "drafter": "model", "draft": "zoo:2x192", "tar": {"1": 1.6}}]),
         ("profile", PROFILE, {}, [place | times | {"batch": batch} for batch in (1, 4)]),
     ):
         file = Records.open(folder / f"{name}.jsonl", kind, about)
@@ -344,7 +348,7 @@ def test_batch_size_1_has_no_speculation_if_that_is_slower(
 def test_advice_for_batches_counts_iterations_in_which_the_draft_is_silent(tmp_path: Path):
     """Without those iterations the TAR alone would make the draft twice as fast."""
     run = timed_run(tmp_path / "run", 1.2, None)
-    silent = {"drafter": "model", "draft": "zoo:2x192", "tar": {"1": 1.6}}
+    silent = {"name": "", "drafter": "model", "draft": "zoo:2x192", "tar": {"1": 1.6}}
     silent["silence"] = {"1": {"begins": 100, "iterations": 0.9, "tokens": 0.56}}
     replays = Records.read(run / "replays.jsonl", REPLAYS)
     replays.append(silent)
@@ -358,7 +362,7 @@ def test_advice_for_batches_counts_iterations_in_which_the_draft_is_silent(tmp_p
 
 def test_batches_timed_at_shorter_lookaheads_than_the_studys(tmp_path: Path):
     run = timed_run(tmp_path / "run", 1.2, None)
-    far = {"drafter": "model", "draft": "zoo:2x192", "tar": {"2": 1.9, "3": 2.2}}
+    far = {"name": "", "drafter": "model", "draft": "zoo:2x192", "tar": {"2": 1.9, "3": 2.2}}
     Records.read(run / "replays.jsonl", REPLAYS).append(far)
     with pytest.raises(RecordError, match="profile --draft zoo:2x192 --lookaheads 2 --batches 4"):
         advise(run, "zoo:target", "zoo:2x192")

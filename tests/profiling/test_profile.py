@@ -144,7 +144,7 @@ def test_other_proposers_leave_the_times_of_drafts_alone(tmp_path: Path):
     for met in (None, state):
         assert profile.iteration("d", 1, 64, state=met).verify_s == pytest.approx(1.2)
         assert profile.iteration_of(Candidate("d", 1, "tree", tree), 64, state=met).verify_s == pytest.approx(2.0)
-    assert profile.target_s(1, 64) == pytest.approx(1.2)
+    assert profile.verification_s(1, 64) == pytest.approx(1.2)
     with pytest.raises(RecordError, match="no times of other"):
         profile.covers(Candidate("other", 1))
 
@@ -166,9 +166,9 @@ def make_trace(path: Path) -> None:
     Records.open(path, trace.KIND, about).append(output)
 
 
-@pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"target_s": float("nan")}, {"draft_s": -1.0}])
+@pytest.mark.parametrize("wrong", [{"plain_s": 0.0}, {"verify_s": float("nan")}, {"draft_s": -1.0}])
 def test_times_that_cannot_be(tmp_path: Path, wrong: dict):
-    with pytest.raises(RecordError, match=r"cannot be, measure it again|target_s is nan, not a number"):
+    with pytest.raises(RecordError, match=r"cannot be, measure it again|verify_s is nan, not a number"):
         read_profile(written(tmp_path / "p", [wrong]))
 
 

@@ -8,6 +8,7 @@ import torch
 from test_replay_live import recorded
 
 import shallowdraft as sd
+from shallowdraft.decoding.candidate import options_of
 from shallowdraft.errors import OptionError
 from shallowdraft.models import zoo
 from shallowdraft.models.heads import Heads, fresh_heads
@@ -47,7 +48,7 @@ def compare(target: sd.Model, found: Counted, options: dict[str, object]) -> Non
     for size, candidate in found.candidates.items():
         stats = []
         for row, output in enumerate(found.trace.outputs):
-            live = sd.generate(target, output.prompt, max_new_tokens=64, **candidate.options(candidates))
+            live = sd.generate(target, output.prompt, max_new_tokens=64, **options_of(candidate, candidates))
             assert live.token_ids == output.output
             assert live.accepted_by_iteration == found.iterations(size)[row]
             stats.append(live.stats)
@@ -100,9 +101,9 @@ def test_a_trace_that_was_sampled_is_refused(target: sd.Model, trace: Trace):
 
 def test_figures_are_those_of_iterations(trace: Trace):
     found = replay_ngram(trace, (1, 4))
-    said = found.to_json()
+    figures = found.record("ngram")
     emitted = sum(len(output.output) - 1 for output in trace.outputs)
-    assert said["tar"][4] == pytest.approx(emitted / sum(map(len, found.iterations(4))))
-    low, high = said["tar_interval"][4]
-    assert low <= said["tar"][4] <= high
+    assert figures.tar[4] == pytest.approx(emitted / sum(map(len, found.iterations(4))))
+    low, high = figures.tar_interval[4]
+    assert low <= figures.tar[4] <= high
     assert np.isclose(sum(iterations.sum() for iterations in found.proposed(4).values()), found.walk.at(4).sum())

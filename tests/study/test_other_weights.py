@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _nothing_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is: what is run anew is so for its weights alone."""
-    monkeypatch.setattr(live, "AGAIN", 0)
+    monkeypatch.setattr(live, "REPEATS", 0)
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def test_a_draft_that_was_replaced_is_replayed_timed_and_run_anew_and_nothing_el
     replaced(folder, made, "draft")
     after = study(capsys)["rows"][0]
     assert Path("run/trace.jsonl").read_text() == trace
-    assert after["tar"] < before["tar"]
+    assert after["prediction"]["tar"] < before["prediction"]["tar"]
     if after["live"]:  # its own live runs, not those of the old weights
-        assert after["live"]["tar"] == pytest.approx(after["tar"])
+        assert after["live"]["tar"] == pytest.approx(after["prediction"]["tar"])
     assert after["digest"] != before["digest"]
     for name, count in counts.items():
         by_digest = Counter(row["digest"] for row in rows(name))

@@ -179,12 +179,13 @@ def judged(pair: PairOfCheckpoints, capsys: pytest.CaptureFixture[str], new_toke
     if live is None:
         return None
     assert live["lossless"]
-    if row["tar"] == pytest.approx(replayed["tar"][str(row["lookahead"])]):  # no prompt was left out for a stall
-        assert live["tar"] == pytest.approx(row["tar"], abs=1e-9)
+    tar = row["prediction"]["tar"]
+    if tar == pytest.approx(replayed["tar"][str(row["lookahead"])]):  # no prompt was left out for a stall
+        assert live["tar"] == pytest.approx(tar, abs=1e-9)
     low, high = row["predicted_interval"]
     if low <= 1 <= high or live["interval"][0] <= 1 <= live["interval"][1]:
         return None
-    return row["predicted_speed_up"], live["speed_up"]
+    return row["prediction"]["speed_up"], live["speed_up"]
 
 
 def check(pair: PairOfCheckpoints, capsys: pytest.CaptureFixture[str], new_tokens: int = 32) -> None:

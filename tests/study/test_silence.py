@@ -3,7 +3,6 @@
 import copy
 import json
 import sys
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import shallowdraft as sd
 from shallowdraft import cost
 from shallowdraft.cli import main
 from shallowdraft.cost import Silence
-from shallowdraft.decoding.candidate import draft_options
+from shallowdraft.decoding.candidate import draft_options, options_of
 from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.errors import RecordError
 from shallowdraft.export.advice import advise
@@ -80,7 +79,7 @@ def models(folder: Path) -> dict[str, sd.Model]:
 
 
 def live(target: sd.Model, draft: sd.Model, found: Replay, size: int) -> list[sd.Generation]:
-    options = found.candidate(size).options({(found.candidate(size).drafter, found.draft): {"draft": draft}})
+    options = options_of(found.candidate(size), {(found.candidate(size).drafter, found.draft): {"draft": draft}})
     options["drafter"] = found.candidate(size).drafter
     outputs = found.trace.outputs
     runs = [sd.generate(target, output.prompt, max_new_tokens=NEW_TOKENS, **options) for output in outputs]
@@ -113,13 +112,13 @@ def test_replay_knows_the_iterations_in_which_a_draft_is_silent(
     assert found.silence(size) == Silence(
         256 - depth + 1, silent / found.walk.at(size).sum(), silent / (len(runs) * (NEW_TOKENS - 1))
     )
-    assert found.to_json()["silence"][size] == asdict(found.silence(size))
+    assert found.record("model").silence[size] == found.silence(size)
 
 
 def test_a_draft_that_has_room_is_never_silent(models: dict[str, sd.Model], trace: Trace):
     found = replay_model(models["target"], trace)
     assert found.silence(5) is None
-    assert found.to_json()["silence"] == {}
+    assert found.record("model").silence == {}
 
 
 SPEEDS = {64: 1.0, 256: 2.0}  # seconds a token of plain decoding, by context
@@ -301,10 +300,10 @@ def test_a_study_its_report_and_what_is_exported_know_of_silence(folder: Path, t
     found = json.loads((run / "study.json").read_text())
     assert {row["drafter"] for row in found["rows"]} == {"model", "tree"}
     for row in found["rows"]:
-        silence = row["silence"]
+        silence = row["prediction"]["silence"]
         assert silence["begins"] == 257 - row["lookahead"]
         assert f"{row['name']} is silent from {silence['begins']} tokens of text on" in told
-        assert row["live"]["tar"] == pytest.approx(row["tar"])
+        assert row["live"]["tar"] == pytest.approx(row["prediction"]["tar"])
         assert all(one["silence"] for one in row["curve"])
     profile = read_profile(run / "profile.jsonl")
     assert all(row["draft_s"] > 0 for rows in profile.samples.values() for row in rows)

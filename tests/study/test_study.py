@@ -22,10 +22,11 @@ from shallowdraft.commands.study import parse_lookaheads
 from shallowdraft.errors import OptionError
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import make_pair
-from shallowdraft.records import Record, Records
+from shallowdraft.records import Records
 from shallowdraft.replay.result import Counted
 from shallowdraft.runs import profile as profiles
 from shallowdraft.runs.candidate import Candidate
+from shallowdraft.runs.live import LiveRun
 from shallowdraft.runs.machine_state import MachineState
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Output, Trace, read_trace
@@ -60,17 +61,17 @@ def require_live_as_replayed(folder: Path, row: dict) -> None:
     replays = [json.loads(line) for line in (folder / "replays.jsonl").read_text().splitlines()[1:]]
     (replayed,) = (one for one in replays if (one["drafter"], one["draft"]) == (row["drafter"], row["draft"]))
     tar = sum(one["emitted"] for one in runs.values()) / sum(one["iterations"] for one in runs.values())
-    assert tar == pytest.approx(replayed["tar"][str(row["nodes"] or row["lookahead"])])
+    assert tar == pytest.approx(replayed["tar"][str(row["prediction"]["nodes"] or row["lookahead"])])
     if run := ran(row):  # on a machine that stalled too often there is none
         assert run["lossless"]
-        assert run["tar"] == pytest.approx(row["tar"])
+        assert run["tar"] == pytest.approx(row["prediction"]["tar"])
 
 
 def test_it_ranks_and_says_whether_it_pays(models: Path, tmp_path: Path, capsys):
     assert main(arguments(models, tmp_path / "run")) == 0
     found = json.loads(capsys.readouterr().out)
     (row,) = found["rows"]
-    assert 1 < row["tar"] <= row["lookahead"] + 1
+    assert 1 < row["prediction"]["tar"] <= row["lookahead"] + 1
     require_live_as_replayed(tmp_path / "run", row)
     assert found["lossless"]
     assert "speculation" in found["verdict"]
@@ -98,7 +99,7 @@ def test_a_draft_that_cannot_be_used_is_named_and_left_out(models: Path, tmp_pat
 
 def ran(row: dict) -> dict:
     """What was measured live, a result or not: tiny models take less than others may disturb."""
-    return row["live"] or row["disturbed"]
+    return row["live"] or row["impossible"]
 
 
 def keys(folder: Path) -> dict[str, Counter[tuple]]:
@@ -166,29 +167,29 @@ def test_fewer_prompts_in_the_same_folder_are_a_study_of_their_own(models: Path,
     capsys.readouterr()
     assert main([*given, "--limit", "3"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert ran(row)["tar"] == pytest.approx(row["tar"])
+    assert ran(row)["tar"] == pytest.approx(row["prediction"]["tar"])
     outputs = read_trace(run / "trace.jsonl").outputs[:3]
     candidate = Candidate.of({name: row[name] for name in ("draft", "lookahead", "digest", "dtype")})
     runs = measured(run / "live.jsonl", outputs, [candidate])
-    (its,) = (runs.by_way | runs.impossible).values()
-    assert ran(row).items() >= json.loads(json.dumps(its.to_json())).items()
-    assert set(its.states) <= {output.key[:2] for output in outputs}
+    (result,) = (runs.by_candidate | runs.impossible).values()
+    assert ran(row) == json.loads(json.dumps(asdict(result.speed)))
+    assert set(result.states) <= {output.prompt_key for output in outputs}
     assert (run / "live.jsonl").read_text().startswith(before)
 
 
 def test_a_prompt_on_which_the_machine_stalled_is_named(
     models: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
-    def some(rows: Sequence[Record], _: object) -> list[bool]:
-        return [row["id"] in ("3", "5") for row in rows]
+    def stalls(runs: Sequence[LiveRun], _: object) -> list[str]:
+        return ["sure" if run.id in ("3", "5") else "" for run in runs]
 
-    monkeypatch.setattr(live, "stalled", some)
+    monkeypatch.setattr(live, "find_stalls", stalls)
     given = arguments(models, tmp_path / "run")
     assert main(given) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["stalled"] == ["few 3", "few 5"]
     (row,) = found["rows"]
-    assert ran(row)["tar"] == pytest.approx(row["tar"])
+    assert ran(row)["tar"] == pytest.approx(row["prediction"]["tar"])
     assert main(given[:-1]) == 0
     assert "the machine stalled on few 3, few 5: left out of what was measured" in capsys.readouterr().out
 
@@ -204,19 +205,20 @@ def test_a_speed_up_above_its_tar_wins_nothing(models: Path, tmp_path: Path, cap
     for (draft, _), row in rows.items():
         times = {"seconds": row["iterations"] * (0.5 if draft == fast else 1.5)}
         calm = {"states": [asdict(MachineState(1.0))] * 2}
-        lines += [json.dumps(row | times | calm | {"round": number}) for number in range(1 + live.AGAIN)]
+        lines += [json.dumps(row | times | calm | {"round": number}) for number in range(1 + live.REPEATS)]
     (run / "live.jsonl").write_text("\n".join(lines) + "\n")
     capsys.readouterr()
     assert main(given) == 0
     study = json.loads(capsys.readouterr().out)
     first, last = study["rows"]
     assert (first["draft"], last["draft"]) == (slow, fast)
-    assert (first["live"]["speed_up"], first["disturbed"]) == (pytest.approx(first["tar"] / 1.5), None)
-    assert (last["live"], last["disturbed"]["speed_up"]) == (None, pytest.approx(last["tar"] / 0.5))
+    tars = [row["prediction"]["tar"] for row in (first, last)]
+    assert (first["live"]["speed_up"], first["disturbed"]) == (pytest.approx(tars[0] / 1.5), None)
+    assert (last["live"], last["impossible"]["speed_up"]) == (None, pytest.approx(tars[1] / 0.5))
     assert fast not in study["verdict"]
     assert main(given[:-1]) == 0
     table = capsys.readouterr().out
-    assert f"{fast}: {last['disturbed']['why']}; to measure again" in table
+    assert f"{fast}: {last['disturbed']}; to measure again" in table
     assert "impossible, as an iteration takes at least as long as a plain token" in table
 
 
@@ -235,7 +237,7 @@ def test_every_way_to_propose_is_in_one_table_and_nothing_is_done_twice(models: 
     assert {row["name"] for row in found["rows"]} == {draft, f"tree {draft}", "n-gram", "skip", "medusa"}
     for row in found["rows"]:
         require_live_as_replayed(tmp_path / "run", row)
-        assert (row["nodes"] == len(row["tree"]) == 3) == (row["drafter"] in ("tree", "medusa"))
+        assert (row["prediction"]["nodes"] == len(row["tree"]) == 3) == (row["drafter"] in ("tree", "medusa"))
     before = {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")}
     files = {"trace.jsonl", "replays.jsonl", "profile.jsonl", "live.jsonl", "tokens.jsonl", "skips.jsonl"}
     assert set(before) == files
