@@ -17,11 +17,11 @@ from trials import Trial, corpus_domains, judge, parent, recipe, run_all, spread
 from shallowdraft.building.batches import Batches
 from shallowdraft.building.generated_text import DOMAIN
 from shallowdraft.building.importance import measure_importance
-from shallowdraft.building.jobs import Distil
 from shallowdraft.building.losses import OBJECTIVES
-from shallowdraft.building.pruning import carve, choose, layer_candidates
+from shallowdraft.building.pruning import carve, choose_parts, layer_candidates
+from shallowdraft.building.recipe import usual_rate
+from shallowdraft.building.tasks import Distillation
 from shallowdraft.building.token_store import open_store
-from shallowdraft.building.training import usual_rate
 from shallowdraft.shapes.notation import parse_shape
 
 WAYS = (*OBJECTIVES, "cross-entropy")
@@ -40,14 +40,14 @@ def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
     text = [torch.from_numpy(reader.next()[:, :-1]).to(target.device) for _ in range(4)]
     importance = measure_importance(target, text)
     layers = layer_candidates(importance, wanted.layers)[0]
-    draft = carve(target, wanted, choose(target.shape, wanted, importance, layers))
+    draft = carve(target, wanted, choose_parts(target.shape, wanted, importance, layers))
     store = open_store(given.work / "generated")
     domains = {"target's text": (DOMAIN,), "both": None}.get(trial["text"], corpus_domains(store))
     rollout = ROLLOUT if "rollouts" in trial["text"] else 0.0
-    job = Distil(target, trial["objective"], rollout=rollout, seed=trial["seed"])
+    job = Distillation(target, trial["objective"], rollout=rollout, seed=trial["seed"])
     rate = trial["factor"] * usual_rate(wanted)
-    shop = workshop(given, folder, domains)
-    shop.train("distil", draft, job, recipe(given, given.tokens, rate, trial["seed"]))
+    trainer = workshop(given, folder, domains)
+    trainer.train("distil", draft, job, recipe(given, given.tokens, rate, trial["seed"]))
     return judge(draft, given)
 
 

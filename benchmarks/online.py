@@ -17,11 +17,11 @@ import torch
 
 import shallowdraft as sd
 from shallowdraft.building.batches import Batches
-from shallowdraft.building.jobs import Distil
-from shallowdraft.building.online import Habits, OnlineDraft
-from shallowdraft.building.stages import Workshop
+from shallowdraft.building.online import OnlineDraft, OnlineOptions
+from shallowdraft.building.recipe import Recipe
+from shallowdraft.building.tasks import Distillation
 from shallowdraft.building.token_store import TokenStore, open_store, write_store
-from shallowdraft.building.training import Recipe, Step
+from shallowdraft.building.trainer import Trainer
 from shallowdraft.records import commit, processor
 
 OLD, NEW = "stories", "docs"
@@ -47,15 +47,17 @@ def stale_draft(name: str, target: sd.Model, store: TokenStore, work: Path, toke
     if not (folder / "config.json").exists():
         draft = sd.load(name, "float32", "cpu", trainable=True)
         recipe = Recipe(tokens=tokens, batch_tokens=4096, sequence=128, micro_rows=16, learning_rate=3e-3)
-        Workshop(store, work / "training", follow, (OLD,)).train(stage, draft.decoder, Distil(target.decoder), recipe)
+        trainer = Trainer(store, work / "training", domains=(OLD,), follow=follow)
+        trainer.train(stage, draft.decoder, Distillation(target.decoder), recipe)
         draft.save(folder)
     return sd.load(folder, "float32", "cpu", trainable=True)
 
 
-def follow(name: str, steps: Iterator[Step]) -> None:
-    for step in steps:
-        if step.step % 50 == 0:
-            print(f"{name}: {step.step} of {step.steps}, loss {step.loss:.3f}", flush=True)
+def follow(name: str, steps: Iterator[int], total: int) -> None:
+    """Print a line every fifty steps."""
+    for done in steps:
+        if done % 50 == 0:
+            print(f"{name}: {done} of {total}, {getattr(done, 'detail', '')}", flush=True)
 
 
 def openings(store: TokenStore, domain: str, part: str, rows: int) -> Iterator[list[list[int]]]:
@@ -91,7 +93,7 @@ def main() -> None:
     draft = stale_draft(given.draft, trained, store, given.work, given.stale_tokens)
     old, new = (next(openings(store, domain, "val", HELD_OUT)) for domain in (OLD, NEW))
     with tempfile.TemporaryDirectory() as folder:
-        online = OnlineDraft(target, draft, Path(folder), Habits(learning_rate=given.learning_rate))
+        online = OnlineDraft(target, draft, Path(folder), OnlineOptions(learning_rate=given.learning_rate))
         print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
         print(f"{given.draft}, distilled on {given.stale_tokens:,} tokens of {OLD}, serves {NEW};")
         print(f"every {given.every} prompts it reads {given.budget:,} tokens, at a rate of {given.learning_rate}")
@@ -102,17 +104,17 @@ def main() -> None:
         marks = iter(range(0, given.tokens + 1, given.tokens // 8))
         mark, prompts = next(marks), 0
         while True:
-            if online.seen >= mark:
+            if online.tokens_seen >= mark:
                 figures.append((*measured(target, online.draft, new), *measured(target, online.draft, old)))
                 line = "{:>14.3f} {:>6.2f} {:>18.3f} {:>6.2f}".format(*figures[-1])
-                print(f"{online.seen:>14,} {line} {learning_s:>10.0f}", flush=True)
+                print(f"{online.tokens_seen:>14,} {line} {learning_s:>10.0f}", flush=True)
                 if (following := next(marks, None)) is None:
                     break
                 mark = following
             given_prompts = next(serving)
             options = {"draft": online.draft, "lookahead": 4, "max_new_tokens": LENGTH, "stop_tokens": ()}
             for prompt, made in zip(given_prompts, sd.generate(target, given_prompts, **options), strict=True):
-                online.see(prompt, made, 4)
+                online.remember(prompt, made, 4)
             prompts += BATCH
             if prompts % given.every == 0:
                 begin_s = time.perf_counter()

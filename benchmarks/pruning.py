@@ -18,10 +18,12 @@ import trials
 from trials import Trial, corpus_domains, judge, parent, recipe, run_all, spread, workshop
 
 from shallowdraft.building.importance import Importance
-from shallowdraft.building.jobs import Distil
-from shallowdraft.building.pruning import carve, choose
-from shallowdraft.building.stages import Workshop, prune_by_importance, prune_by_masks
-from shallowdraft.building.training import fresh_decoder, usual_rate
+from shallowdraft.building.pruning import carve, choose_parts
+from shallowdraft.building.pruning_methods import prune_by_importance, prune_by_masks
+from shallowdraft.building.recipe import usual_rate
+from shallowdraft.building.tasks import Distillation
+from shallowdraft.building.trainer import Trainer
+from shallowdraft.building.training import fresh_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape, child_shape
@@ -41,13 +43,13 @@ def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
     """Build a draft and judge it."""
     target = parent(given.parent)
     wanted = parse_shape(trial["shape"], vocab=target.shape.vocab, context=target.shape.context)
-    shop = workshop(given, folder)
-    draft = build(given, trial, shop, target, wanted)
-    held_out = shop.validate(draft, None, given.sequence, corpus_domains(shop.store))
+    trainer = workshop(given, folder)
+    draft = build(given, trial, trainer, target, wanted)
+    held_out = trainer.validate(draft, None, given.sequence, corpus_domains(trainer.store))
     return judge(draft, given) | held_out
 
 
-def build(given: argparse.Namespace, trial: Trial, shop: Workshop, target: Decoder, wanted: ModelShape) -> Decoder:
+def build(given: argparse.Namespace, trial: Trial, trainer: Trainer, target: Decoder, wanted: ModelShape) -> Decoder:
     candidate, tokens = trial["way"], trial["tokens"]
     rate = trial["factor"] * usual_rate(wanted)
     whole = recipe(given, tokens, rate, trial["seed"])
@@ -55,17 +57,17 @@ def build(given: argparse.Namespace, trial: Trial, shop: Workshop, target: Decod
         share = 0.5 if "distillation" in candidate else 1.0
         of_parent = trial["factor"] * usual_rate(target.shape)
         masks = recipe(given, round(share * tokens), of_parent, trial["seed"])
-        draft = prune_by_masks(shop, target, wanted, masks, objective="forward-kl")
+        draft = prune_by_masks(trainer, target, wanted, masks, objective="forward-kl")
         left = tokens - round(share * tokens)
     elif candidate.startswith("importance"):
-        draft = prune_by_importance(shop, target, wanted, whole, objective="forward-kl", probe=PROBE)
-        left = tokens - sum(trained_on(file) for file in shop.folder.glob("layers-*/metrics.jsonl"))
+        draft = prune_by_importance(trainer, target, wanted, whole, objective="forward-kl", probe=PROBE)
+        left = tokens - sum(trained_on(file) for file in trainer.folder.glob("layers-*/metrics.jsonl"))
     elif candidate.startswith("random"):
         draft, left = at_random(target, wanted, trial["seed"]), tokens
     else:
         draft, left = fresh_decoder(child_shape(target.shape, wanted), trial["seed"]).to(target.device), tokens
     if left:
-        shop.train("distil", draft, Distil(target), recipe(given, left, rate, trial["seed"]))
+        trainer.train("distil", draft, Distillation(target), recipe(given, left, rate, trial["seed"]))
     return draft
 
 
@@ -84,7 +86,7 @@ def at_random(target: Decoder, wanted: ModelShape, seed: int) -> Decoder:
         torch.rand(shape.d_model, generator=draws),
     )
     layers = tuple(sorted(random.Random(seed).sample(range(shape.layers), wanted.layers)))
-    return carve(target, wanted, choose(shape, wanted, scores, layers))
+    return carve(target, wanted, choose_parts(shape, wanted, scores, layers))
 
 
 def best_factors(given: argparse.Namespace, file: Path) -> dict[tuple[str, str], float]:

@@ -8,7 +8,7 @@ import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import UTC, datetime
 from functools import cache
@@ -22,9 +22,9 @@ from torch import Tensor
 from shallowdraft.building.batches import Batches
 from shallowdraft.building.generated_text import DOMAIN, continuations, write_continuations
 from shallowdraft.building.losses import acceptance, tar_from_runs
-from shallowdraft.building.stages import Workshop
+from shallowdraft.building.recipe import Recipe
 from shallowdraft.building.token_store import TokenStore, open_store, write_store
-from shallowdraft.building.training import Recipe, Step
+from shallowdraft.building.trainer import Trainer
 from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import load
@@ -98,18 +98,13 @@ def judge(draft: Decoder, given: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def workshop(given: argparse.Namespace, folder: str, domains: tuple[str, ...] | None = None) -> Workshop:
+def workshop(given: argparse.Namespace, folder: str, domains: tuple[str, ...] | None = None) -> Trainer:
     """On the corpus, on the target's text, or on both."""
-    return Workshop(open_store(given.work / "generated"), Path(folder), follow, domains)
+    return Trainer(open_store(given.work / "generated"), Path(folder), domains=domains)
 
 
 def corpus_domains(store: TokenStore) -> tuple[str, ...]:
     return tuple(domain for domain in store.domains if domain != DOMAIN)
-
-
-def follow(_: str, steps: Iterator[Step]) -> None:
-    for _ in steps:
-        pass
 
 
 def recipe(given: argparse.Namespace, tokens: int, rate: float, seed: int) -> Recipe:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.building.jobs import Pretrain
 from shallowdraft.building.masks import Masks
+from shallowdraft.building.tasks import Pretraining
 from shallowdraft.cli import main
 from shallowdraft.errors import TrainingError
 
@@ -216,7 +216,7 @@ def test_told_to_end_it_goes_on_after_the_step_it_was_in(
     number: signal.Signals, status: int, corpus: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     options = ["--shape", "1x32/2h/48", "--corpus", corpus, "--vocab", "300", "--context", "64", *BUDGET]
-    before, calls = Pretrain.loss, iter(range(100))
+    before, calls = Pretraining.loss, iter(range(100))
 
     def told(self, model, tokens):
         if next(calls) == 4:
@@ -225,7 +225,7 @@ def test_told_to_end_it_goes_on_after_the_step_it_was_in(
 
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as once:
-        once.setattr(Pretrain, "loss", told)
+        once.setattr(Pretraining, "loss", told)
         try:
             ended = main(["pretrain", *options, "--out", str(tmp_path / "told")])
         except SystemExit as end:

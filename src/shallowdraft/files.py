@@ -149,6 +149,18 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno or EIO, error.strerror or str(error), str(path)) from None
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which takes the place of `path` at once if nothing fails, and is removed otherwise."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 class Range:
     """The least and the most that a number may be, in `Annotated`."""
 

@@ -8,9 +8,9 @@ import pytest
 from building.test_training import RECIPE, SHAPE, make_store, reader
 
 from shallowdraft.building.batches import Batches
-from shallowdraft.building.domain_weights import Balance, rebalance
-from shallowdraft.building.jobs import Pretrain
-from shallowdraft.building.stages import Workshop
+from shallowdraft.building.domain_weights import DomainBalance, rebalance
+from shallowdraft.building.tasks import Pretraining
+from shallowdraft.building.trainer import Trainer
 from shallowdraft.building.training import fresh_decoder, train
 
 
@@ -35,7 +35,7 @@ def test_equal_lag_changes_nothing_and_no_domain_dies():
 
 def test_a_domain_that_is_not_measured_keeps_its_weight():
     weights = {"a": 0.5, "b": 0.3, "tiny": 0.2}
-    moved = Balance(lambda _: {}, every=1).update(weights, {"a": 0.0, "b": 1.0})
+    moved = DomainBalance(lambda _: {}, every=1).update(weights, {"a": 0.0, "b": 1.0})
     assert moved["tiny"] == 0.2
     assert moved["b"] > 0.4
     assert sum(moved.values()) == pytest.approx(1)
@@ -45,11 +45,11 @@ def test_weight_moves_to_the_domain_that_lags(tmp_path: Path):
     """The target has learned both domains, the model only one of them."""
     store = make_store(tmp_path)
     target, model = fresh_decoder(SHAPE, seed=1), fresh_decoder(SHAPE, seed=1)
-    list(train(target, Pretrain(), reader(store), RECIPE, tmp_path / "target"))
+    list(train(target, Pretraining(), reader(store), RECIPE, tmp_path / "target"))
     one = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=3, domains=["animals"])
-    list(train(model, Pretrain(), one, RECIPE, tmp_path / "model"))
-    shop = Workshop(store, tmp_path, lambda _, steps: list(steps))
-    balance = shop.balance(target, RECIPE)
+    list(train(model, Pretraining(), one, RECIPE, tmp_path / "model"))
+    trainer = Trainer(store, tmp_path)
+    balance = trainer.domain_balance(target, RECIPE)
     assert balance.every == RECIPE.steps // 20
     before = reader(store).weights
     losses = balance.losses(model)
@@ -60,8 +60,8 @@ def test_weight_moves_to_the_domain_that_lags(tmp_path: Path):
 
 def test_the_log_has_the_losses_that_moved_the_weights(tmp_path: Path):
     store = make_store(tmp_path)
-    balance = Workshop(store, tmp_path, lambda _, steps: list(steps)).balance(fresh_decoder(SHAPE, seed=1), RECIPE)
-    list(train(fresh_decoder(SHAPE, seed=2), Pretrain(), reader(store), RECIPE, tmp_path / "run", balance=balance))
+    balance = Trainer(store, tmp_path).domain_balance(fresh_decoder(SHAPE, seed=1), RECIPE)
+    list(train(fresh_decoder(SHAPE, seed=2), Pretraining(), reader(store), RECIPE, tmp_path / "run", balance=balance))
     steps = [json.loads(line)["details"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     weights = dict(reader(store).weights)
     moved = [step for step in steps if step]
@@ -77,8 +77,8 @@ def test_batches_follow_the_weights_and_a_resumed_run_too(tmp_path: Path):
 
     def weights(folder: str, stop: int | None) -> dict[str, float]:
         batches = reader(store)
-        balance = Balance(lambda model: {"animals": 0.0, "colours": 0.3}, every=5)
-        steps = train(fresh_decoder(SHAPE, seed=1), Pretrain(), batches, RECIPE, tmp_path / folder, balance=balance)
+        balance = DomainBalance(lambda model: {"animals": 0.0, "colours": 0.3}, every=5)
+        steps = train(fresh_decoder(SHAPE, seed=1), Pretraining(), batches, RECIPE, tmp_path / folder, balance=balance)
         for record in steps:
             if record.step == stop:
                 break

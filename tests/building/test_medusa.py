@@ -9,7 +9,7 @@ from conftest import random_heads
 
 import shallowdraft as sd
 from shallowdraft.building import medusa
-from shallowdraft.building.jobs import GuessAhead
+from shallowdraft.building.tasks import HeadTraining
 from shallowdraft.errors import CheckpointError, OptionError
 from shallowdraft.models.heads import load_heads, save_heads
 from shallowdraft.models.synthetic import random_decoder
@@ -47,7 +47,7 @@ def test_a_target_in_16_bits_takes_heads_in_32():
     heads = random_heads(sd.Model("target", target), 2)
     tokens = torch.randint(12, (2, 9))
     assert medusa._ranks(heads, target, tokens).shape == (2, 7, 2)
-    assert GuessAhead(target).loss(heads, tokens).isfinite().all()
+    assert HeadTraining(target).loss(heads, tokens).isfinite().all()
 
 
 def test_chances_are_those_where_the_heads_before_were_right():

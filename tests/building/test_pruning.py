@@ -7,7 +7,7 @@ import torch
 from conftest import CONFIGS
 
 from shallowdraft.building.importance import measure_importance
-from shallowdraft.building.pruning import carve, choose, layer_candidates, require_reachable
+from shallowdraft.building.pruning import carve, choose_parts, layer_candidates, require_reachable
 from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import load_decoder
 from shallowdraft.models.decoder import Decoder
@@ -58,7 +58,7 @@ def test_depth_heads_and_ffn(parent: Decoder):
     wanted = replace(
         shape, layers=len(layers), heads=heads, kv_heads=kv_heads, ffn=50, full_layers=min(shape.full_layers, 1)
     )
-    cut = choose(shape, wanted, measure_importance(parent, [TOKENS]), layers)
+    cut = choose_parts(shape, wanted, measure_importance(parent, [TOKENS]), layers)
     carved = carve(parent, wanted, cut)
     assert carved.shape == child_shape(shape, wanted)
     assert carved.shape.parameters == sum(p.numel() for p in set(carved.parameters()))
@@ -69,7 +69,7 @@ def test_width(parent: Decoder):
     """Left-out residual dimensions: zero in the parent, its norms taken over the rest."""
     shape, keep = parent.shape, 40
     wanted = replace(shape, d_model=keep, embed_dim=0 if shape.embed_dim == shape.d_model else shape.embed_dim)
-    cut = choose(shape, wanted, measure_importance(parent, [TOKENS]), tuple(range(shape.layers)))
+    cut = choose_parts(shape, wanted, measure_importance(parent, [TOKENS]), tuple(range(shape.layers)))
     carved = carve(parent, wanted, cut)
     assert carved.shape.d_model == keep
     if shape.layer_norm:
@@ -112,9 +112,9 @@ def test_heads_are_chosen_within_their_group():
     shape = ModelShape(1, 32, 8, 48, 97, kv_heads=2, head_dim=4)
     importance = measure_importance(random_decoder(shape, seed=1), [TOKENS])
     importance.heads[0] = torch.tensor([9.0, 8, 7, 6, 1, 4, 3, 2])
-    both = choose(shape, replace(shape, heads=4, kv_heads=2), importance, (0,))
+    both = choose_parts(shape, replace(shape, heads=4, kv_heads=2), importance, (0,))
     assert both.heads[0].tolist() == [0, 1, 5, 6]
-    one = choose(shape, replace(shape, heads=2, kv_heads=1), importance, (0,))
+    one = choose_parts(shape, replace(shape, heads=2, kv_heads=1), importance, (0,))
     assert (one.groups[0].tolist(), one.heads[0].tolist()) == ([0], [0, 1])
 
 

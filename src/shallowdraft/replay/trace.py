@@ -13,14 +13,14 @@ from torch import Tensor
 from shallowdraft.decoding.generate import Run
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.sampling import Sampling, probabilities
-from shallowdraft.errors import NumericsError, OptionError, PromptError, RecordError, VocabularyError
+from shallowdraft.errors import NumericsError, OptionError, RecordError, VocabularyError
 from shallowdraft.files import Count, Range, make, require_fields
 from shallowdraft.identity import text_digest
 from shallowdraft.limits import LIMITS
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model
 from shallowdraft.models.vocabulary import say_sizes_only, vocabulary_of, why_sizes_only
-from shallowdraft.prompts import Prompt
+from shallowdraft.prompts import Prompt, fit_prompt
 from shallowdraft.records import Record, Records
 
 KIND = "trace"
@@ -184,7 +184,7 @@ def record(
     done = {(row["set"], row["id"], row["sample"]): row["prompt"] for row in file}
     wanted = []
     for name, prompt in prompts:
-        ids, cut = fitted(target, prompt, max_new_tokens, chat=chat)
+        ids, cut = fit_prompt(target, prompt, max_new_tokens, chat=chat)
         for sample in range(samples):
             if done.get((name, prompt.id, sample), ids) != ids:
                 raise RecordError(
@@ -200,17 +200,6 @@ def record(
         for output in _continue(target, rows, max_new_tokens, sampling):
             file.append(asdict(output))
         yield total - len(wanted) + start + len(rows)
-
-
-def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> tuple[list[int], int]:
-    """The prompt's tokens, cut from the left so that there is room for so many new ones; how many were cut."""
-    ids = target.encode_chat(prompt.turn) if chat else list(prompt.ids) or target.encode(prompt.text)
-    longest = target.shape.context - room
-    if longest < 1:
-        raise PromptError(f"{target.name} has a context of {target.shape.context:,}, too short for {room:,} new tokens")
-    if not ids:
-        raise PromptError(f"prompt {prompt.id} has no tokens; remove it from its set")
-    return ids[-longest:], max(0, len(ids) - longest)
 
 
 def _continue(target: Model, rows: list[Output], max_new_tokens: int, sampling: Sampling) -> Iterator[Output]:

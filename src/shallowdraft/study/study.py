@@ -5,7 +5,7 @@ the rest. A proposer that cannot be used is named and left out.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from shallowdraft.profiling.latency import (
     points,
     read_profile,
 )
+from shallowdraft.progress import Follow
 from shallowdraft.prompts import Prompt
 from shallowdraft.records import Record, Records, write_whole
 from shallowdraft.replay.result import Replay
@@ -37,9 +38,6 @@ from shallowdraft.study.forecast import forecast, forecast_at, interval
 from shallowdraft.study.live import LiveRuns, Measured, measured, run_live
 from shallowdraft.study.proposers import Proposer
 from shallowdraft.study.tokens import keep_inside
-
-Follow = Callable[[str, Iterator[int], int], None]
-"""Given what is being done, an iterator of how much is done that must be taken to its end, and how much there is."""
 
 REPLAYS = "replays"
 SHOWN = 3  # proposers whose generations can be looked into
