@@ -21,7 +21,7 @@ TIMED_TOKENS = 4096
 
 @dataclass(frozen=True)
 class BuildEstimate:
-    """What a build is expected to take; the seconds follow from a few rows that were timed."""
+    """Expected cost of a build; the seconds follow from a few rows that were timed."""
 
     seconds: float
     memory_bytes: int

@@ -225,7 +225,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class OnlineResult:
-    """What a draft became while it served, and how its acceptance rose."""
+    """Result of `learn_online`: where outputs and draft are, and how the acceptance rate rose."""
 
     outputs: Path
     """File with the text after every prompt."""

@@ -15,7 +15,7 @@ from shallowdraft.records import write_whole
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build wrote, and how good it is."""
+    """Result of a build: where the model is, and how good it is."""
 
     out: Path
     """Folder of the model, or of the heads."""
@@ -88,7 +88,7 @@ class OutputFolder:
         return BuildResult(self.path, result["said"], about, parameters, held_out, seconds, finished_before=True)
 
     def finish(self, result: BuildResult, save: Callable[[], None]) -> BuildResult:
-        """Write the result, then save the model, whose presence says that the run is finished."""
+        """Write the result, then save the model; once config.json is there, the run counts as finished."""
         if wrong := [name for name, value in result.held_out.items() if not isfinite(value)]:
             raise TrainingError(
                 f"{self.path}: {wrong[0].replace('_', ' ')} of the trained model is {result.held_out[wrong[0]]}; "

@@ -80,7 +80,7 @@ def prune(
 
 @dataclass(frozen=True)
 class PruningEstimate:
-    """What pruning would give and take."""
+    """Shape and expected cost of a pruned draft."""
 
     shape: str
     parameters: int
@@ -121,7 +121,7 @@ def estimate_pruning(
 
 @dataclass(frozen=True)
 class _Pruning:
-    """What is pruned to which shape, and how."""
+    """A pruning job: parent, shape, method and options."""
 
     parent: str
     shape: str

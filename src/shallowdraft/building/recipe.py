@@ -1,4 +1,4 @@
-"""How a model is trained: what a user chooses, and the recipe that follows from it and the model. No torch here."""
+"""Options of training, and the recipe that follows from them and the model. No torch here."""
 
 import math
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What a user chooses about training; the rest of the recipe follows from the model that is trained."""
+    """A user's choices about training; the rest of the recipe follows from the model that is trained."""
 
     tokens: int
     """Tokens to train on."""
@@ -109,7 +109,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationOptions(TrainingOptions):
-    """What a user chooses about training on a target's distributions."""
+    """A user's choices about training on a target's distributions."""
 
     objective: str = "forward-kl"
     """One of `losses.OBJECTIVES`, or cross-entropy."""
@@ -118,7 +118,7 @@ class DistillationOptions(TrainingOptions):
     generated_share: float = 1.0
     """Share of every batch that comes from the target's own text; the rest is from the corpus."""
     rollout: float = 0.0
-    """Share of the rows whose second half the draft writes, scored by the target."""
+    """Share of the rows in which the draft writes the second half, which the target scores."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,12 +27,13 @@ from shallowdraft.progress import Follow, Say
 
 RATE_FACTORS = (0.5, 1.0, 2.0)  # learning rates that are tried, over the one that the width suggests
 RATE_TRIAL = 0.1  # share of the tokens that each learning rate is tried on
-MANY_PASSES = 4  # over the same text; up to here it is as good as new
+MANY_PASSES = 4  # over the same text; up to here repeated text is as good as new text
 
 
 def output_folder(
     out: str | Path, corpus: str | Path, options: TrainingOptions, own: Mapping[str, Any]
 ) -> OutputFolder:
+    """Return the folder of a build with all options that change its result; `own` are those of one stage only."""
     return OutputFolder(Path(out), {**asdict(options), "corpus": str(corpus), **own})
 
 
@@ -54,6 +55,7 @@ def join_processes(folder: OutputFolder, device: str | None) -> torch.device:
 def new_trainer(
     folder: OutputFolder, corpus: str | Path, tokenizer: Any, options: TrainingOptions, follow: Follow, say: Say
 ) -> Trainer:
+    """Return a trainer on the corpus, which has enough text for at least one sequence."""
     store = _token_store(folder, Path(corpus), tokenizer, say)
     Batches(store, rows=1, sequence=options.sequence, seed=0)  # raises if there is too little text
     measured = Batches(store, part="val", rows=1, sequence=options.sequence, seed=0).weights
@@ -79,7 +81,7 @@ def _token_store(folder: OutputFolder, corpus: Path, tokenizer: Any, say: Say) -
 def distil(
     trainer: Trainer, folder: OutputFolder, draft: Decoder, target: Model, options: DistillationOptions, tokens: int
 ) -> tuple[Decoder, dict[str, float]]:
-    """Distil on so many tokens, at the best of three learning rates unless one is given; return the draft unsharded."""
+    """Distil on `tokens` tokens, at the best of three learning rates unless one is given; unshard the draft."""
     trainer = with_generated_text(trainer, folder, target, options)
     task = Distillation(target.decoder, options.objective, rollout=options.rollout, seed=options.seed)
     recipe = replace(options.recipe(draft.shape), tokens=max(1, tokens))

@@ -26,7 +26,7 @@ Trainable = TypeVar("Trainable", Decoder, Heads)
 
 
 class TrainingTask(ABC, Generic[Trainable]):
-    """What a model learns in a training run."""
+    """A loss to train a model on, with hooks around every step."""
 
     learned: nn.Module | None = None
     """Parameters that are trained beside the model's, and saved with them."""

@@ -66,7 +66,7 @@ class Trainer:
                 compiled=self.compiled,
                 recompute=self.recompute,
             )
-            # Closed here, at once, if whoever follows closes this iterator: that saves the state.
+            # Closing this iterator closes the run at once, not when it is collected: that saves the state.
             with closing(run):
                 for number, step in enumerate(run, 1):
                     if number == 1 and step.step > 1:

@@ -32,7 +32,7 @@ from shallowdraft.shapes.shape import ModelShape
 
 SAVE_EVERY_S = 30.0
 SAVING_SHARE = 0.05  # largest share of the time that goes into the saves that SAVE_EVERY_S asks for
-DIVERGED = 2.0  # a loss so many times the best one is too high
+DIVERGED = 2.0  # a loss above this multiple of the best one is too high
 PATIENCE = 20  # steps in a row with a loss that is too high, after which training has diverged
 VALIDATION_LOOKAHEAD = 5
 
@@ -103,7 +103,7 @@ def train(
             details |= _rebalance(balance, model, task, batches)
         record = _record(step, recipe, loss, norm, time.perf_counter() - begin_s, details)
         run.log(asdict(record))
-        # A state whose loss is too high is not saved: if training has diverged, the one before it is still good.
+        # No state is saved while the loss is too high: if training has diverged, the last saved one is still good.
         last = step + 1 == recipe.steps
         if saved := last or (_is_due(run, step, recipe, model.device) and not watch.too_high):
             run.save(step + 1, watch.best)

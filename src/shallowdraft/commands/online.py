@@ -22,25 +22,25 @@ class OnlineCommand(ModelCommand):
     """
 
     target: str
-    """Checkpoint folder, hub id or zoo name of the model whose output you want."""
+    """Checkpoint folder, hub id or zoo name of the model that decides the output."""
     draft: str
-    """A smaller model with the same vocabulary, named likewise: what it starts from."""
+    """A smaller model with the same vocabulary, named in the same way, that learning starts from."""
     prompts: tuple[str, ...]
     """Sets that ship with the package, and files of {"prompt": …} or {"ids": […]} lines."""
     out: str
-    """Folder for what the draft becomes."""
+    """Folder for the draft and the outputs."""
     lookahead: int = 4
     """Draft tokens an iteration."""
     max_new_tokens: int = 64
     """Tokens to write after each prompt."""
     every: int = 8
-    """Learn after so many prompts."""
+    """Prompts between two updates of the draft."""
     budget: int = 4096
-    """Tokens that it may read then; 0: do not learn."""
+    """Tokens that the draft trains on in an update; 0: do not learn."""
     learning_rate: float = 1e-3
-    """Of every step."""
+    """Learning rate of the updates."""
     limit: Number = None
-    """At most so many prompts of each set."""
+    """Largest number of prompts of each set."""
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object with the acceptance over ten stretches of the prompts, and nothing else on stdout."""
 

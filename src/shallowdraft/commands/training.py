@@ -24,7 +24,7 @@ StageOptions = TypeVar("StageOptions", bound=TrainingOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCommand(ModelCommand):
-    """What every command takes that trains. Killed or interrupted, the same command goes on where it stopped; where it
+    """Options of every command that trains. Killed or interrupted, the same command goes on where it stopped; where it
     is done it says so again.
 
     Under `torchrun --nproc-per-node N -m shallowdraft …` the work is shared by N processes.
@@ -87,16 +87,16 @@ class TrainingCommand(ModelCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillingCommand(TrainingCommand):
-    """What every command takes that ends in distillation."""
+    """Options of every command that ends in distillation."""
 
     objective: str = "forward-kl"
     """forward-kl, reverse-kl, jensen-shannon, total-variation, hybrid or cross-entropy."""
     generated: int = 0
-    """Tokens that the target writes itself after prompts from the corpus; best as many as --tokens."""
+    """Tokens that the target writes itself after prompts from the corpus; best the same number as --tokens."""
     generated_share: float = 1.0
-    """Of every batch, what comes from the target's own text; the rest is from the corpus."""
+    """Share of every batch that comes from the target's own text; the rest is from the corpus."""
     rollout: float = 0.0
-    """Share of the rows whose second half is the draft's own words, scored by the target."""
+    """Share of the rows in which the draft writes the second half, which the target scores."""
 
 
 def follow(name: str, steps: Iterator[int], total: int) -> None:
