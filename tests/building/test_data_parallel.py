@@ -80,18 +80,18 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize("job", ["pretrain", pytest.param("masks", marks=SLOW), pytest.param("distil", marks=SLOW)])
 def test_the_loss_curve_is_that_of_one_process(job: str, store: Path, tmp_path: Path):
-    one, two = (run(processes, job, store, tmp_path / str(processes)) for processes in (1, 2))
-    assert len(one) == len(two) == 40
-    for alone, together in zip(one, two, strict=True):
-        assert together["loss"] == pytest.approx(alone["loss"], abs=1e-3)
-        assert together["gradient_norm"] == pytest.approx(alone["gradient_norm"], rel=1e-2)
+    alone, together = (run(processes, job, store, tmp_path / str(processes)) for processes in (1, 2))
+    assert len(alone) == len(together) == 40
+    for step_alone, step_together in zip(alone, together, strict=True):
+        assert step_together["loss"] == pytest.approx(step_alone["loss"], abs=1e-3)
+        assert step_together["gradient_norm"] == pytest.approx(step_alone["gradient_norm"], rel=1e-2)
 
 
 @pytest.mark.slow
 def test_rollouts_work_in_a_sharded_run(store: Path, tmp_path: Path):
-    one, two = (run(processes, "rollout", store, tmp_path / str(processes)) for processes in (1, 2))
-    assert two[-1]["loss"] == pytest.approx(one[-1]["loss"], rel=0.2)  # they draw different words
-    assert two[-1]["loss"] < 0.8 * two[0]["loss"]
+    alone, together = (run(processes, "rollout", store, tmp_path / str(processes)) for processes in (1, 2))
+    assert together[-1]["loss"] == pytest.approx(alone[-1]["loss"], rel=0.2)  # they draw different words
+    assert together[-1]["loss"] < 0.8 * together[0]["loss"]
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from shallowdraft.building.training import fresh_decoder, train
 
 
 def test_the_formula_by_hand():
-    found = rebalance({"wiki": 0.6, "code": 0.3, "news": 0.1}, {"wiki": 0.0, "code": 0.5, "news": -0.2})
+    weights = rebalance({"wiki": 0.6, "code": 0.3, "news": 0.1}, {"wiki": 0.0, "code": 0.5, "news": -0.2})
     raised = [0.6, 0.3 * exp(0.5), 0.1 * exp(-0.2)]
-    by_hand = [0.9999 * one / sum(raised) + 1e-4 / 3 for one in raised]
-    assert list(found.values()) == pytest.approx(by_hand, rel=1e-12)
+    by_hand = [0.9999 * value / sum(raised) + 1e-4 / 3 for value in raised]
+    assert list(weights.values()) == pytest.approx(by_hand, rel=1e-12)
     # The same in figures: 0.6 + 0.494616 + 0.081873 = 1.176489
-    assert list(found.values()) == pytest.approx([0.509974, 0.420408, 0.069617], abs=1e-6)
-    assert sum(found.values()) == pytest.approx(1)
+    assert list(weights.values()) == pytest.approx([0.509974, 0.420408, 0.069617], abs=1e-6)
+    assert sum(weights.values()) == pytest.approx(1)
 
 
 def test_equal_lag_changes_nothing_and_no_domain_dies():
@@ -46,8 +46,8 @@ def test_weight_moves_to_the_domain_that_lags(tmp_path: Path):
     store = make_store(tmp_path)
     target, model = fresh_decoder(SHAPE, seed=1), fresh_decoder(SHAPE, seed=1)
     list(train(target, Pretraining(), reader(store), RECIPE, tmp_path / "target"))
-    one = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=3, domains=["animals"])
-    list(train(model, Pretraining(), one, RECIPE, tmp_path / "model"))
+    animals = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=3, domains=["animals"])
+    list(train(model, Pretraining(), animals, RECIPE, tmp_path / "model"))
     trainer = Trainer(store, tmp_path)
     balance = trainer.domain_balance(target, RECIPE)
     assert balance.every == RECIPE.steps // 20
@@ -92,5 +92,5 @@ def test_batches_follow_the_weights_and_a_resumed_run_too(tmp_path: Path):
     drawn = reader(store)
     drawn.weights = {"animals": 0.0, "colours": 1.0}
     colours = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=3, domains=["colours"])
-    known = {tuple(row) for _ in range(60) for row in colours.next().tolist()}
-    assert sum(tuple(row) in known for row in drawn.next().tolist()) > 0
+    rows_of_colours = {tuple(row) for _ in range(60) for row in colours.next().tolist()}
+    assert sum(tuple(row) in rows_of_colours for row in drawn.next().tolist()) > 0

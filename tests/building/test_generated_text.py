@@ -29,9 +29,9 @@ def test_continuations_are_the_engines():
 
 
 def test_drawn_continuations_follow_from_the_seed():
-    one, same, other = (continuations(TARGET, PROMPTS, 12, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    first, same, other = (continuations(TARGET, PROMPTS, 12, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
 
 
 def test_too_long_continuations_are_refused():
@@ -55,8 +55,8 @@ def test_the_targets_text_is_a_domain_of_its_own(tmp_path: Path):
     assert (text[:, -1] == store.end).all()
     assert torch.equal(continuations(TARGET, text[:5, :8], 16, seed=2), text[:5, :-1])
     held_out = store.tokens("generated", "val").tolist()[:8]
-    known = store.tokens("animals", "val").tolist() + store.tokens("colours", "val").tolist()
-    assert any(known[at : at + 8] == held_out for at in range(len(known)))
+    corpus = store.tokens("animals", "val").tolist() + store.tokens("colours", "val").tolist()
+    assert any(corpus[start : start + 8] == held_out for start in range(len(corpus)))
     only = Batches(store, rows=4, sequence=24, seed=0, domains=["generated"])
     assert only.next().shape == (4, 25)
     assert Batches(store, rows=4, sequence=24, seed=0).weights.keys() == {"animals", "colours", "generated"}
@@ -75,8 +75,10 @@ def test_writing_goes_on_where_it_stopped(tmp_path: Path):
     assert (tmp_path / "stopped" / "1.npy").stat().st_mtime_ns == kept
     for name in ("stopped", "straight"):
         list(write_continuations(store, TARGET, tmp_path / name, **options))
-    one, two = (open_store(tmp_path / name).tokens("generated", "train").tolist() for name in ("stopped", "straight"))
-    assert one == two
+    stopped, straight = (
+        open_store(tmp_path / name).tokens("generated", "train").tolist() for name in ("stopped", "straight")
+    )
+    assert stopped == straight
     assert not list((tmp_path / "stopped").glob("*.npy"))
 
 

@@ -61,10 +61,10 @@ def test_heads_are_kept_with_their_target(target, tmp_path: Path):
     heads = random_heads(target, 2)
     heads.chances = [[0.5, 0.25], [0.25, 0.125]]
     save_heads(heads, tmp_path / "heads", tokens=7)
-    found = load_heads(target, tmp_path / "heads")
-    assert found.chances == heads.chances
+    loaded = load_heads(target, tmp_path / "heads")
+    assert loaded.chances == heads.chances
     hidden = torch.randn(3, 32)
-    assert (found(hidden) - heads(hidden)).abs().max() < 0.05  # kept in 16 bits
+    assert (loaded(hidden) - heads(hidden)).abs().max() < 0.05  # kept in 16 bits
     assert json.loads((tmp_path / "heads" / "config.json").read_text())["tokens"] == 7
 
 

@@ -32,10 +32,10 @@ def serve(online: OnlineDraft, prompts: range, lookahead: int = 3) -> float:
     accepted = drafted = 0
     for prompt in prompts:
         ids = [prompt % 24, (7 * prompt + prompt // 24) % 24]
-        made = sd.generate(online.target, ids, draft=online.draft, lookahead=lookahead, max_new_tokens=40)
-        assert made.token_ids == sd.generate(online.target, ids, max_new_tokens=40).token_ids
-        online.remember(ids, made, lookahead)
-        accepted, drafted = accepted + made.stats.accepted, drafted + made.stats.drafted
+        result = sd.generate(online.target, ids, draft=online.draft, lookahead=lookahead, max_new_tokens=40)
+        assert result.token_ids == sd.generate(online.target, ids, max_new_tokens=40).token_ids
+        online.remember(ids, result, lookahead)
+        accepted, drafted = accepted + result.stats.accepted, drafted + result.stats.drafted
     return accepted / drafted
 
 
@@ -52,13 +52,13 @@ def test_acceptance_rises_while_it_serves(tmp_path: Path):
 
 def test_corrections_are_what_the_target_said_instead():
     target, draft = pair()
-    made = sd.generate(target, [5], draft=draft, lookahead=3, max_new_tokens=40)
-    text = torch.tensor([[5, *made.token_ids]])
+    result = sd.generate(target, [5], draft=draft, lookahead=3, max_new_tokens=40)
+    text = torch.tensor([[5, *result.token_ids]])
     ahead = draft.decoder.logits(text)[0].argmax(-1).tolist()
-    for place in corrections(made, 3):
-        assert ahead[place] != made.token_ids[place]
-    kept = sum(made.accepted_by_iteration)
-    assert len(corrections(made, 3)) <= len(made.token_ids) - 1 - kept
+    for position in corrections(result, 3):
+        assert ahead[position] != result.token_ids[position]
+    kept = sum(result.accepted_by_iteration)
+    assert len(corrections(result, 3)) <= len(result.token_ids) - 1 - kept
     assert sd.generate(target, [5], draft=target, lookahead=3, max_new_tokens=40)
     assert not corrections(sd.generate(target, [5], draft=target, lookahead=3, max_new_tokens=41), 3)
 
@@ -85,7 +85,7 @@ def test_an_interrupted_update_changes_nothing(tmp_path: Path, monkeypatch):
     online = OnlineDraft(*pair(), tmp_path, OPTIONS)
     serve(online, range(24))
     online.learn(500)
-    served, weights = online.draft, {name: one.clone() for name, one in online._student.state_dict().items()}
+    served, weights = online.draft, {name: tensor.clone() for name, tensor in online._student.state_dict().items()}
     on_disk = sd.load(tmp_path / CURRENT, "float32").decoder.dense_state()
     real, steps = torch.optim.AdamW.step, iter(range(100))
 

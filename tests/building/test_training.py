@@ -194,9 +194,11 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(store: TokenStore,
     while not run("killed", moments.randrange(2, 9) if kills < 4 else None):
         kills += 1
     assert kills == 4
-    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("undisturbed", "killed"))
-    for name, tensor in one["model"].items():
-        assert torch.equal(tensor, two["model"][name]), name
+    undisturbed, killed = (
+        torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("undisturbed", "killed")
+    )
+    for name, tensor in undisturbed["model"].items():
+        assert torch.equal(tensor, killed["model"][name]), name
     steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 41))
 
@@ -251,9 +253,9 @@ def test_compiled_training_follows_the_same_curve(store: TokenStore, tmp_path: P
     assert curves[0] == pytest.approx(curves[1], abs=1e-3)
 
 
-def stopped_after(steps: int, model: Decoder, job: TrainingTask, batches: Batches, folder: Path) -> None:
-    """As whoever follows a run does when told to end: so many steps are taken, and no more are asked for."""
-    run = train(model, job, batches, RECIPE, folder)
+def stopped_after(steps: int, model: Decoder, task: TrainingTask, batches: Batches, folder: Path) -> None:
+    """Train for some steps and close the run, as `follow` does when it is told to end."""
+    run = train(model, task, batches, RECIPE, folder)
     for record in run:
         if record.step >= steps:
             run.close()
@@ -273,8 +275,8 @@ def test_a_run_that_is_told_to_end_goes_on_from_there_to_the_same_bytes(kind: st
         for stop in stops:
             stopped_after(stop, *begin(), reader(store), folder)
             assert torch.load(folder / "state.pt", weights_only=True)["step"] == stop
-        model, job = begin()
-        records = list(train(model, job, reader(store), RECIPE, folder))
+        model, task = begin()
+        records = list(train(model, task, reader(store), RECIPE, folder))
         assert records[0].step == (stops[-1] + 1 if stops else 1)
         finals.append(model.state_dict())
     for name, tensor in finals[0].items():

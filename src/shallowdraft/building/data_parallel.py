@@ -76,6 +76,7 @@ def decision_of_the_first(value: bool, device: torch.device) -> bool:
     """
     if processes() == 1:
         return value
+    # Only the first process adds 1, so that the sum is its value.
     flag = torch.tensor(float(value and is_first()), device=device)
     dist.all_reduce(flag)
     return bool(flag)

@@ -96,7 +96,7 @@ class Masks(nn.Module):
         return gates
 
     def hard(self) -> dict[str, Tensor]:
-        """Return gates of 0 or 1: open are, in each row, the parts with the largest scores that the shape has room for."""
+        """Return gates of 0 or 1: in each row, the largest scores are open, in the number that the shape keeps."""
         return {
             name: torch.zeros_like(score).scatter_(1, score.topk(self.keep[name], 1).indices, 1.0)
             for name, score in self.scores().items()

@@ -57,6 +57,7 @@ class Recipe:
     def rate(self, step: int) -> float:
         """Return the learning rate of a step: a linear rise, then half a cosine."""
         rise = max(1, round(self.warmup * self.steps))
+        # AdamW's second moments are poor estimates in the first steps, where a high rate would scatter the weights.
         if step < rise:
             return self.learning_rate * (step + 1) / rise
         done = (step - rise) / max(1, self.steps - rise)

@@ -58,7 +58,7 @@ class RunState:
         state = {
             "description": self._description,
             "step": step,
-            "best": best,
+            "best": best,  # else a resumed run would not know a diverged loss
             "model": data_parallel.unshard(self._model.state_dict()),
             "learned": self._learned.state_dict() if self._learned else {},
             "optimiser": data_parallel.unshard(self._optimiser.state_dict()),
@@ -106,7 +106,7 @@ class RunState:
             # torch accepts moments of any shape here and fails, or broadcasts, only at the next step.
             if any(moment.shape not in ((), parameter.shape) for moment in moments.values()):
                 raise ValueError("the optimiser's state is of other sizes")
-        if self._learned:
+        if self._learned:  # of masks: log a, and the multipliers, which are a buffer
             self._learned.load_state_dict(state["learned"])
         self._batches.restore(state["batches"])
         if is_first():

@@ -91,6 +91,7 @@ def train(
         optimiser.param_groups[0]["lr"] = recipe.rate(step)
         loss, norm = _compute_gradients(model, task, loss_of, batches, recipe)
         watch.add(loss)
+        # Checked before the optimiser's step, so that no weight is ever changed by a gradient that is not finite.
         if watch.diverged or not math.isfinite(loss + norm):
             raise TrainingError(
                 f"the loss is {loss:.3g} after {step} steps, the best was {watch.best:.3g}: training diverged; "
@@ -142,6 +143,7 @@ class _LossWatch:
 def _new_optimiser(model: Trainable, task: TrainingTask[Trainable], recipe: Recipe) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if task.learned is not None:
+        # A group of its own: its rate stays constant (only group 0 follows the recipe), and decay would pull log a to 0.
         rate = task.learned_rate(recipe.steps)
         groups.append({"params": list(task.learned.parameters()), "lr": rate, "weight_decay": 0.0})
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
@@ -158,7 +160,7 @@ def _compute_gradients(
     tokens = torch.from_numpy(data_parallel.rows_of_this_process(batches.next())).to(model.device)
     loss = _accumulate(model, task, loss_of, tokens, recipe)
     if (penalty := task.penalty()) is not None:
-        penalty.backward()
+        penalty.backward()  # once a batch, whatever the number of micro-batches
     data_parallel.average_gradients(task.learned)
     norm = data_parallel.unshard(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)).item()
     return loss, norm
@@ -175,6 +177,7 @@ def _accumulate(
     total = torch.zeros((), device=tokens.device)
     for rows in tokens.split(recipe.micro_rows):
         with task.active(model):
+            # Weights stay in float32; on CUDA products are in bfloat16, which needs no scaling of the loss.
             with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.device.type == "cuda"):
                 losses = loss_of(model, rows)
             # FSDP averages gradients over N processes, so each counts its own rows N times.
