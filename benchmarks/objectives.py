@@ -12,88 +12,88 @@ from pathlib import Path
 from typing import Any
 
 import trials
-from trials import Trial, corpus_domains, judge, parent, recipe, run_all, spread, workshop
+from trials import Trial, corpus_domains, judge, load_parent, new_trainer, recipe, run_all, spread
 
 from shallowdraft.building.batches import Batches
 from shallowdraft.building.generated_text import DOMAIN
 from shallowdraft.building.importance import measure_importance
-from shallowdraft.building.jobs import Distil
 from shallowdraft.building.losses import OBJECTIVES
-from shallowdraft.building.pruning import carve, choose, layer_candidates
+from shallowdraft.building.pruning import carve, choose_parts, layer_candidates
+from shallowdraft.building.recipe import usual_rate
+from shallowdraft.building.tasks import Distillation
 from shallowdraft.building.token_store import open_store
-from shallowdraft.building.training import usual_rate
 from shallowdraft.shapes.notation import parse_shape
 
-WAYS = (*OBJECTIVES, "cross-entropy")
+ALL_OBJECTIVES = (*OBJECTIVES, "cross-entropy")
 TEXTS = ("corpus", "target's text", "both", "corpus + rollouts")
 FACTORS = (1.0, 2.0, 4.0)  # learning rates that are tried, over what the width suggests
 ROLLOUT = 0.25
 
 
-def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
+def run_trial(options: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
     """Distil the same carved draft and judge it."""
     import torch
 
-    target = parent(given.parent)
-    wanted = parse_shape(given.shape, vocab=target.shape.vocab, context=target.shape.context)
-    reader = Batches(open_store(given.work / "tokens"), rows=16, sequence=given.sequence, seed=0)
+    target = load_parent(options.parent)
+    shape = parse_shape(options.shape, vocab=target.shape.vocab, context=target.shape.context)
+    reader = Batches(open_store(options.work / "tokens"), rows=16, sequence=options.sequence, seed=0)
     text = [torch.from_numpy(reader.next()[:, :-1]).to(target.device) for _ in range(4)]
     importance = measure_importance(target, text)
-    layers = layer_candidates(importance, wanted.layers)[0]
-    draft = carve(target, wanted, choose(target.shape, wanted, importance, layers))
-    store = open_store(given.work / "generated")
+    layers = layer_candidates(importance, shape.layers)[0]
+    draft = carve(target, shape, choose_parts(target.shape, shape, importance, layers))
+    store = open_store(options.work / "generated")
     domains = {"target's text": (DOMAIN,), "both": None}.get(trial["text"], corpus_domains(store))
     rollout = ROLLOUT if "rollouts" in trial["text"] else 0.0
-    job = Distil(target, trial["objective"], rollout=rollout, seed=trial["seed"])
-    rate = trial["factor"] * usual_rate(wanted)
-    shop = workshop(given, folder, domains)
-    shop.train("distil", draft, job, recipe(given, given.tokens, rate, trial["seed"]))
-    return judge(draft, given)
+    task = Distillation(target, trial["objective"], rollout=rollout, seed=trial["seed"])
+    rate = trial["factor"] * usual_rate(shape)
+    trainer = new_trainer(options, folder, domains)
+    trainer.train("distil", draft, task, recipe(options, options.tokens, rate, trial["seed"]))
+    return judge(draft, options)
 
 
-def best_factors(given: argparse.Namespace, file: Path) -> dict[str, float]:
-    """The learning rate of each objective that gives most tokens an iteration."""
-    size = {"shape": given.shape, "tokens": given.tokens}
+def best_factors(options: argparse.Namespace, file: Path) -> dict[str, float]:
+    """Find the learning rate of each objective that gives most tokens an iteration."""
+    size = {"shape": options.shape, "tokens": options.tokens}
     pilots = run_all(
-        one,
-        given,
+        run_trial,
+        options,
         (
             {"objective": objective, "text": "corpus", "factor": factor, "seed": 100, **size}
-            for objective in WAYS
+            for objective in ALL_OBJECTIVES
             for factor in FACTORS
         ),
         file,
     )
-    found = {(r["trial"]["objective"], r["trial"]["factor"]): r.get("tar", 0.0) for r in pilots}
-    return {objective: max(FACTORS, key=lambda factor: found[objective, factor]) for objective in WAYS}
+    tars = {(r["trial"]["objective"], r["trial"]["factor"]): r.get("tar", 0.0) for r in pilots}
+    return {objective: max(FACTORS, key=lambda factor: tars[objective, factor]) for objective in ALL_OBJECTIVES}
 
 
 def main() -> None:
-    parser = trials.options(__doc__)
+    parser = trials.new_parser(__doc__)
     parser.add_argument("--shape", default="1x256/4h/688")
     parser.add_argument("--tokens", type=int, default=4_000_000)
-    given = parser.parse_args()
-    trials.prepare(given)
-    file = given.work / "objectives.jsonl"
-    factors = best_factors(given, file)
-    size = {"shape": given.shape, "tokens": given.tokens}
+    options = parser.parse_args()
+    trials.prepare(options)
+    file = options.work / "objectives.jsonl"
+    factors = best_factors(options, file)
+    size = {"shape": options.shape, "tokens": options.tokens}
     records = run_all(
-        one,
-        given,
+        run_trial,
+        options,
         (
             {"objective": objective, "text": text, "factor": factors[objective], "seed": seed, **size}
-            for objective in WAYS
+            for objective in ALL_OBJECTIVES
             for text in TEXTS
-            for seed in range(given.seeds)
+            for seed in range(options.seeds)
             if not (objective == "cross-entropy" and "rollouts" in text)
         ),
         file,
     )
-    print(trials.provenance(given))
-    print(f"draft {given.shape} on {given.tokens:,} tokens; mean ± standard deviation over seeds")
+    print(trials.provenance(options))
+    print(f"draft {options.shape} on {options.tokens:,} tokens; mean ± standard deviation over seeds")
     for name, title in (("tar", "TAR at lookahead 5"), ("greedy_match", "greedy match"), ("acceptance", "acceptance")):
         print(f"\n{title:<20}" + "".join(f"{text:>20}" for text in TEXTS) + "  rate")
-        for objective in WAYS:
+        for objective in ALL_OBJECTIVES:
             cells = []
             for text in TEXTS:
                 mine = [r for r in records if (r["trial"]["objective"], r["trial"]["text"]) == (objective, text)]

@@ -17,11 +17,11 @@ import torch
 
 import shallowdraft as sd
 from shallowdraft.building.batches import Batches
-from shallowdraft.building.jobs import Distil
-from shallowdraft.building.online import Habits, OnlineDraft
-from shallowdraft.building.stages import Workshop
+from shallowdraft.building.online import OnlineDraft, OnlineOptions
+from shallowdraft.building.recipe import Recipe
+from shallowdraft.building.tasks import Distillation
 from shallowdraft.building.token_store import TokenStore, open_store, write_store
-from shallowdraft.building.training import Recipe, Step
+from shallowdraft.building.trainer import Trainer
 from shallowdraft.records import commit, processor
 
 OLD, NEW = "stories", "docs"
@@ -30,7 +30,7 @@ HELD_OUT = 48  # prompts of each domain
 
 
 def store_of(corpus: Path, work: Path, target: sd.Model) -> TokenStore:
-    """The two domains in tokens, made once."""
+    """Write the two domains as tokens, unless that was done before."""
     if not (work / "tokens" / "store.json").exists():
         with tempfile.TemporaryDirectory() as folder:
             for file in corpus.iterdir():
@@ -41,37 +41,40 @@ def store_of(corpus: Path, work: Path, target: sd.Model) -> TokenStore:
 
 
 def stale_draft(name: str, target: sd.Model, store: TokenStore, work: Path, tokens: int) -> sd.Model:
-    """It knows one domain; made once."""
+    """Distil a draft on one domain only, unless that was done before."""
     stage = f"stale-{name.replace(':', '-').replace('/', '-')}-{tokens}"
     folder = work / stage
     if not (folder / "config.json").exists():
         draft = sd.load(name, "float32", "cpu", trainable=True)
         recipe = Recipe(tokens=tokens, batch_tokens=4096, sequence=128, micro_rows=16, learning_rate=3e-3)
-        Workshop(store, work / "training", follow, (OLD,)).train(stage, draft.decoder, Distil(target.decoder), recipe)
+        trainer = Trainer(store, work / "training", domains=(OLD,), follow=follow)
+        trainer.train(stage, draft.decoder, Distillation(target.decoder), recipe)
         draft.save(folder)
     return sd.load(folder, "float32", "cpu", trainable=True)
 
 
-def follow(name: str, steps: Iterator[Step]) -> None:
-    for step in steps:
-        if step.step % 50 == 0:
-            print(f"{name}: {step.step} of {step.steps}, loss {step.loss:.3f}", flush=True)
+def follow(name: str, steps: Iterator[int], total: int) -> None:
+    """Print a line every fifty steps."""
+    for done in steps:
+        if done % 50 == 0:
+            print(f"{name}: {done} of {total}, {getattr(done, 'detail', '')}", flush=True)
 
 
 def openings(store: TokenStore, domain: str, part: str, rows: int) -> Iterator[list[list[int]]]:
+    """Yield batches of prompts from a domain."""
     reader = Batches(store, part=part, rows=rows, sequence=PROMPT, seed=3, domains=[domain])
     while True:
         yield reader.next()[:, :PROMPT].tolist()
 
 
-def measured(target: sd.Model, draft: sd.Model, prompts: list[list[int]]) -> tuple[float, float]:
-    """Acceptance of a single draft token, and TAR at lookahead 4."""
-    options = {"draft": draft, "max_new_tokens": LENGTH, "stop_tokens": ()}
-    one, four = (
-        sd.total([out.stats for out in sd.generate(target, prompts, lookahead=d, **options)], one_batch=True)
-        for d in (1, 4)
-    )
-    return one.acceptance_rate, four.tar
+def measure(target: sd.Model, draft: sd.Model, prompts: list[list[int]]) -> tuple[float, float]:
+    """Return the acceptance rate of a single draft token, and TAR at lookahead 4."""
+
+    def statistics(lookahead: int) -> sd.Statistics:
+        options = {"draft": draft, "lookahead": lookahead, "max_new_tokens": LENGTH, "stop_tokens": ()}
+        return sd.total([result.stats for result in sd.generate(target, prompts, **options)], one_batch=True)
+
+    return statistics(1).acceptance_rate, statistics(4).tar
 
 
 def main() -> None:
@@ -84,41 +87,41 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=16, help="prompts between updates")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of an update")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     trained = sd.load("zoo:target", device="cpu", trainable=True)
     target = sd.load("zoo:target", device="cpu")
-    store = store_of(given.corpus, given.work, target)
-    draft = stale_draft(given.draft, trained, store, given.work, given.stale_tokens)
+    store = store_of(options.corpus, options.work, target)
+    draft = stale_draft(options.draft, trained, store, options.work, options.stale_tokens)
     old, new = (next(openings(store, domain, "val", HELD_OUT)) for domain in (OLD, NEW))
     with tempfile.TemporaryDirectory() as folder:
-        online = OnlineDraft(target, draft, Path(folder), Habits(learning_rate=given.learning_rate))
+        online = OnlineDraft(target, draft, Path(folder), OnlineOptions(learning_rate=options.learning_rate))
         print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
-        print(f"{given.draft}, distilled on {given.stale_tokens:,} tokens of {OLD}, serves {NEW};")
-        print(f"every {given.every} prompts it reads {given.budget:,} tokens, at a rate of {given.learning_rate}")
+        print(f"{options.draft}, distilled on {options.stale_tokens:,} tokens of {OLD}, serves {NEW};")
+        print(f"every {options.every} prompts it reads {options.budget:,} tokens, at a rate of {options.learning_rate}")
         print(
             f"{'tokens served':>14} {NEW + ' accepted':>14} {'TAR':>6} {OLD + ' accepted':>18} {'TAR':>6}  learning s"
         )
         figures, learning_s, serving = [], 0.0, openings(store, NEW, "train", BATCH)
-        marks = iter(range(0, given.tokens + 1, given.tokens // 8))
+        marks = iter(range(0, options.tokens + 1, options.tokens // 8))
         mark, prompts = next(marks), 0
         while True:
-            if online.seen >= mark:
-                figures.append((*measured(target, online.draft, new), *measured(target, online.draft, old)))
+            if online.tokens_seen >= mark:
+                figures.append((*measure(target, online.draft, new), *measure(target, online.draft, old)))
                 line = "{:>14.3f} {:>6.2f} {:>18.3f} {:>6.2f}".format(*figures[-1])
-                print(f"{online.seen:>14,} {line} {learning_s:>10.0f}", flush=True)
+                print(f"{online.tokens_seen:>14,} {line} {learning_s:>10.0f}", flush=True)
                 if (following := next(marks, None)) is None:
                     break
                 mark = following
-            given_prompts = next(serving)
-            options = {"draft": online.draft, "lookahead": 4, "max_new_tokens": LENGTH, "stop_tokens": ()}
-            for prompt, made in zip(given_prompts, sd.generate(target, given_prompts, **options), strict=True):
-                online.see(prompt, made, 4)
+            batch = next(serving)
+            settings = {"draft": online.draft, "lookahead": 4, "max_new_tokens": LENGTH, "stop_tokens": ()}
+            for prompt, result in zip(batch, sd.generate(target, batch, **settings), strict=True):
+                online.remember(prompt, result, 4)
             prompts += BATCH
-            if prompts % given.every == 0:
+            if prompts % options.every == 0:
                 begin_s = time.perf_counter()
-                online.learn(given.budget)
+                online.learn(options.budget)
                 learning_s += time.perf_counter() - begin_s
-    gap = figures[0][2] - figures[0][0]  # what it accepted of the domain that it knew, and of the other
+    gap = figures[0][2] - figures[0][0]  # between the domain that the draft was distilled on and the other
     print(f"the gap was {gap:.3f}; {(figures[-1][0] - figures[0][0]) / gap:.0%} of it was made up")
 
 

@@ -1,7 +1,7 @@
-"""Ways to a draft of a given shape, on equal tokens: pruning by importance, by learned masks, at random, from scratch.
+"""Methods for a draft of a given shape, on equal tokens: importance, learned masks, random parts, from scratch.
 
-For each shape and way the learning rate is chosen first, of four, with one seed and the smaller budget. All tokens
-count: those with which candidate layers are tried, and those on which masks are trained. Judged on held-out prompts:
+For each shape and method the learning rate is chosen first, of four, with one seed and the smaller budget. All tokens
+count: those with which method layers are tried, and those on which masks are trained. Judged on held-out prompts:
 acceptance on text that the target drew, greedy match and TAR at lookahead 5 on its greedy text, loss on the corpus.
 
     python benchmarks/pruning.py --corpus DIR --work DIR [--parent zoo:target] [--workers 4]
@@ -15,18 +15,20 @@ from typing import Any
 
 import torch
 import trials
-from trials import Trial, corpus_domains, judge, parent, recipe, run_all, spread, workshop
+from trials import Trial, corpus_domains, judge, load_parent, new_trainer, recipe, run_all, spread
 
 from shallowdraft.building.importance import Importance
-from shallowdraft.building.jobs import Distil
-from shallowdraft.building.pruning import carve, choose
-from shallowdraft.building.stages import Workshop, prune_by_importance, prune_by_masks
-from shallowdraft.building.training import fresh_decoder, usual_rate
+from shallowdraft.building.pruning import carve, choose_parts
+from shallowdraft.building.pruning_methods import prune_by_importance, prune_by_masks
+from shallowdraft.building.recipe import usual_rate
+from shallowdraft.building.tasks import Distillation
+from shallowdraft.building.trainer import Trainer
+from shallowdraft.building.training import fresh_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape, child_shape
 
-WAYS = (
+METHODS = (
     "importance + distillation",
     "learned masks",
     "learned masks + distillation",
@@ -34,68 +36,69 @@ WAYS = (
     "from scratch + distillation",
 )
 FACTORS = (0.5, 1.0, 2.0, 4.0)  # learning rates that are tried, over what the width suggests
-PROBE = 0.05  # of the tokens, for each of up to five candidate sets of layers
+PROBE = 0.05  # of the tokens, for each of up to five method sets of layers
 
 
-def one(given: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
+def run_trial(options: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
     """Build a draft and judge it."""
-    target = parent(given.parent)
-    wanted = parse_shape(trial["shape"], vocab=target.shape.vocab, context=target.shape.context)
-    shop = workshop(given, folder)
-    draft = build(given, trial, shop, target, wanted)
-    held_out = shop.validate(draft, None, given.sequence, corpus_domains(shop.store))
-    return judge(draft, given) | held_out
+    target = load_parent(options.parent)
+    shape = parse_shape(trial["shape"], vocab=target.shape.vocab, context=target.shape.context)
+    trainer = new_trainer(options, folder)
+    draft = build(options, trial, trainer, target, shape)
+    held_out = trainer.validate(draft, None, options.sequence, corpus_domains(trainer.store))
+    return judge(draft, options) | held_out
 
 
-def build(given: argparse.Namespace, trial: Trial, shop: Workshop, target: Decoder, wanted: ModelShape) -> Decoder:
-    candidate, tokens = trial["way"], trial["tokens"]
-    rate = trial["factor"] * usual_rate(wanted)
-    whole = recipe(given, tokens, rate, trial["seed"])
-    if candidate.startswith("learned masks"):
-        share = 0.5 if "distillation" in candidate else 1.0
+def build(options: argparse.Namespace, trial: Trial, trainer: Trainer, target: Decoder, shape: ModelShape) -> Decoder:
+    """Build a draft by the trial's method on all of its tokens."""
+    method, tokens = trial["way"], trial["tokens"]
+    rate = trial["factor"] * usual_rate(shape)
+    full = recipe(options, tokens, rate, trial["seed"])
+    if method.startswith("learned masks"):
+        share = 0.5 if "distillation" in method else 1.0
         of_parent = trial["factor"] * usual_rate(target.shape)
-        masks = recipe(given, round(share * tokens), of_parent, trial["seed"])
-        draft = prune_by_masks(shop, target, wanted, masks, objective="forward-kl")
-        left = tokens - round(share * tokens)
-    elif candidate.startswith("importance"):
-        draft = prune_by_importance(shop, target, wanted, whole, objective="forward-kl", probe=PROBE)
-        left = tokens - sum(trained_on(file) for file in shop.folder.glob("layers-*/metrics.jsonl"))
-    elif candidate.startswith("random"):
-        draft, left = at_random(target, wanted, trial["seed"]), tokens
+        masks = recipe(options, round(share * tokens), of_parent, trial["seed"])
+        draft = prune_by_masks(trainer, target, shape, masks, objective="forward-kl")
+        remaining = tokens - round(share * tokens)
+    elif method.startswith("importance"):
+        draft = prune_by_importance(trainer, target, shape, full, objective="forward-kl", probe=PROBE)
+        remaining = tokens - sum(trained_on(file) for file in trainer.folder.glob("layers-*/metrics.jsonl"))
+    elif method.startswith("random"):
+        draft, remaining = at_random(target, shape, trial["seed"]), tokens
     else:
-        draft, left = fresh_decoder(child_shape(target.shape, wanted), trial["seed"]).to(target.device), tokens
-    if left:
-        shop.train("distil", draft, Distil(target), recipe(given, left, rate, trial["seed"]))
+        draft, remaining = fresh_decoder(child_shape(target.shape, shape), trial["seed"]).to(target.device), tokens
+    if remaining:
+        trainer.train("distil", draft, Distillation(target), recipe(options, remaining, rate, trial["seed"]))
     return draft
 
 
 def trained_on(metrics: Path) -> int:
-    """Tokens of a stage."""
+    """Return the tokens of a stage."""
     return int(json.loads(metrics.read_text().splitlines()[-1])["tokens"])
 
 
-def at_random(target: Decoder, wanted: ModelShape, seed: int) -> Decoder:
-    """Any layers, heads, neurons and dimensions."""
-    shape, draws = target.shape, torch.Generator().manual_seed(seed)
+def at_random(target: Decoder, shape: ModelShape, seed: int) -> Decoder:
+    """Carve layers, heads, neurons and dimensions that are drawn at random."""
+    parent, draws = target.shape, torch.Generator().manual_seed(seed)
     scores = Importance(
-        torch.rand(shape.layers, generator=draws),
-        torch.rand(shape.layers, shape.heads, generator=draws),
-        torch.rand(shape.layers, shape.ffn, generator=draws),
-        torch.rand(shape.d_model, generator=draws),
+        torch.rand(parent.layers, generator=draws),
+        torch.rand(parent.layers, parent.heads, generator=draws),
+        torch.rand(parent.layers, parent.ffn, generator=draws),
+        torch.rand(parent.d_model, generator=draws),
     )
-    layers = tuple(sorted(random.Random(seed).sample(range(shape.layers), wanted.layers)))
-    return carve(target, wanted, choose(shape, wanted, scores, layers))
+    layers = tuple(sorted(random.Random(seed).sample(range(parent.layers), shape.layers)))
+    return carve(target, shape, choose_parts(parent, shape, scores, layers))
 
 
-def best_factors(given: argparse.Namespace, file: Path) -> dict[tuple[str, str], float]:
-    """The learning rate of each way and shape that the target accepts most of."""
+def best_factors(options: argparse.Namespace, file: Path) -> dict[tuple[str, str], float]:
+    """Find the learning rate of each method and shape whose draft the target accepts most."""
     pilots = run_all(
-        one,
-        given,
+        run_trial,
+        options,
         (
-            {"shape": shape, "way": candidate, "tokens": given.budgets[0], "factor": factor, "seed": 100}
-            for shape in given.shapes
-            for candidate in WAYS
+            {"shape": shape, "way": method, "tokens": options.budgets[0], "factor": factor, "seed": 100}
+            for shape in options.shapes
+            for method in METHODS
             for factor in FACTORS
         ),
         file,
@@ -109,43 +112,39 @@ def best_factors(given: argparse.Namespace, file: Path) -> dict[tuple[str, str],
 
 
 def main() -> None:
-    parser = trials.options(__doc__)
+    parser = trials.new_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["2x256/4h/688", "2x192/3h/432"])
     parser.add_argument("--budgets", nargs="+", type=int, default=[2_000_000, 8_000_000])
-    given = parser.parse_args()
-    trials.prepare(given)
-    file = given.work / "pruning.jsonl"
-    factors = best_factors(given, file)
+    options = parser.parse_args()
+    trials.prepare(options)
+    file = options.work / "pruning.jsonl"
+    factors = best_factors(options, file)
     records = run_all(
-        one,
-        given,
+        run_trial,
+        options,
         (
-            {"shape": shape, "way": candidate, "tokens": tokens, "factor": factors[shape, candidate], "seed": seed}
-            for tokens in given.budgets
-            for shape in given.shapes
-            for candidate in WAYS
-            for seed in range(given.seeds)
+            {"shape": shape, "way": method, "tokens": tokens, "factor": factors[shape, method], "seed": seed}
+            for tokens in options.budgets
+            for shape in options.shapes
+            for method in METHODS
+            for seed in range(options.seeds)
         ),
         file,
     )
-    print(trials.provenance(given))
+    print(trials.provenance(options))
     print("mean ± standard deviation over seeds; rate: what the learning rate is multiplied with, the best of four")
-    for shape in given.shapes:
-        for tokens in given.budgets:
+    for shape in options.shapes:
+        for tokens in options.budgets:
             print(f"\n{shape}, {tokens:,} tokens")
             print(f"  {'':<36} {'acceptance':>15} {'greedy match':>15} {'TAR at 5':>15} {'loss':>15}  rate")
-            for candidate in WAYS:
+            for method in METHODS:
                 mine = [
                     r
                     for r in records
-                    if (r["trial"]["shape"], r["trial"]["tokens"], r["trial"]["way"]) == (shape, tokens, candidate)
+                    if (r["trial"]["shape"], r["trial"]["tokens"], r["trial"]["way"]) == (shape, tokens, method)
                 ]
                 cells = [spread(mine, name) for name in ("acceptance", "greedy_match", "tar", "loss")]
-                print(
-                    f"  {candidate:<36} "
-                    + " ".join(f"{cell:>15}" for cell in cells)
-                    + f"  {factors[shape, candidate]:g}"
-                )
+                print(f"  {method:<36} " + " ".join(f"{cell:>15}" for cell in cells) + f"  {factors[shape, method]:g}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What benchmarks/pruning.py and benchmarks/objectives.py share: text, a judge, and trials over several processes.
+"""Parts that benchmarks/pruning.py and objectives.py share: text, a judge, and trials over several processes.
 
-Every trial is a line of a file of records; a benchmark that was stopped skips those that are there.
+Every trial is a line of a file of records; a benchmark that was stopped skips those that are recorded.
 """
 
 import argparse
@@ -8,7 +8,7 @@ import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import UTC, datetime
 from functools import cache
@@ -22,9 +22,9 @@ from torch import Tensor
 from shallowdraft.building.batches import Batches
 from shallowdraft.building.generated_text import DOMAIN, continuations, write_continuations
 from shallowdraft.building.losses import acceptance, tar_from_runs
-from shallowdraft.building.stages import Workshop
+from shallowdraft.building.recipe import Recipe
 from shallowdraft.building.token_store import TokenStore, open_store, write_store
-from shallowdraft.building.training import Recipe, Step
+from shallowdraft.building.trainer import Trainer
 from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import load
@@ -32,12 +32,13 @@ from shallowdraft.models.model import load
 LOOKAHEAD = 5
 PROMPT, LENGTH = 32, 96  # tokens of a held-out prompt, and of what the target writes after it
 
-SETTING = ("parent", "batch_tokens", "sequence", "prompts", "generated")  # what a record depends on beside its trial
+SETTING = ("parent", "batch_tokens", "sequence", "prompts", "generated")  # options that a record depends on too
 
 Trial = dict[str, Any]
 
 
-def options(about: str | None) -> argparse.ArgumentParser:
+def new_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of both benchmarks."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parent", default="zoo:target", help="the target; drafts are pruned from it")
     parser.add_argument("--corpus", type=Path, required=True, help="folder of text")
@@ -51,45 +52,48 @@ def options(about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def prepare(given: argparse.Namespace) -> None:
-    """The corpus in tokens, with the target's own text as a domain; made once."""
-    plain, more = given.work / "tokens", given.work / "generated"
-    model = load(given.parent, "float32", trainable=True)
-    if not (plain / "store.json").exists():
-        write_store(given.corpus, model.require_tokenizer(), plain)
-    if not (more / "store.json").exists():
-        store, rows = open_store(plain), min(2048, max(8, given.generated // (8 * given.sequence)))
-        size = {"tokens": given.generated, "prompt": PROMPT, "length": given.sequence - PROMPT, "rows": rows}
-        texts = write_continuations(store, model.decoder, more, **size, seed=1)
+def prepare(options: argparse.Namespace) -> None:
+    """Write the corpus as tokens, with the target's own text as a domain, unless that was done before."""
+    corpus, generated = options.work / "tokens", options.work / "generated"
+    model = load(options.parent, "float32", trainable=True)
+    if not (corpus / "store.json").exists():
+        write_store(options.corpus, model.require_tokenizer(), corpus)
+    if not (generated / "store.json").exists():
+        store, rows = open_store(corpus), min(2048, max(8, options.generated // (8 * options.sequence)))
+        size = {"tokens": options.generated, "prompt": PROMPT, "length": options.sequence - PROMPT, "rows": rows}
+        texts = write_continuations(store, model.decoder, generated, **size, seed=1)
         for _ in texts:
             pass
         torch.cuda.empty_cache()  # other processes do the rest
 
 
 @cache
-def parent(name: str) -> Decoder:
+def load_parent(name: str) -> Decoder:
+    """Load the target once a process."""
     return load(name, "float32", trainable=True).decoder
 
 
 @cache
-def exam(name: str, work: Path, prompts: int) -> tuple[Tensor, Tensor]:
-    """Held-out prompts with what the target writes after them: greedily, and drawn at temperature 1."""
-    target = parent(name)
+def held_out_text(name: str, work: Path, prompts: int) -> tuple[Tensor, Tensor]:
+    """Return held-out prompts with what the target writes after them: greedily, and drawn at temperature 1."""
+    target = load_parent(name)
     reader = Batches(open_store(work / "tokens"), part="val", rows=prompts, sequence=PROMPT, seed=0)
-    given = torch.from_numpy(reader.next()[:, :PROMPT]).to(target.device)
-    return continuations(target, given, LENGTH, temperature=0.0), continuations(target, given, LENGTH, seed=5)
+    starts = torch.from_numpy(reader.next()[:, :PROMPT]).to(target.device)
+    return continuations(target, starts, LENGTH, temperature=0.0), continuations(target, starts, LENGTH, seed=5)
 
 
 @torch.no_grad()
-def judge(draft: Decoder, given: argparse.Namespace) -> dict[str, float]:
-    """Acceptance on drawn text; match and TAR on greedy text: what speculative decoding would meet."""
-    target = parent(given.parent)
-    greedy, drawn = exam(given.parent, given.work, given.prompts)
+def judge(draft: Decoder, options: argparse.Namespace) -> dict[str, float]:
+    """Measure acceptance on drawn text, match and TAR on greedy text, as speculative decoding would meet them."""
+    target = load_parent(options.parent)
+    greedy, drawn = held_out_text(options.parent, options.work, options.prompts)
     rates, matches = [], []
-    for text, found in ((drawn, rates), (greedy, matches)):
-        for rows in text.split(32):
-            p, q = (model.logits(rows[:, :-1])[:, PROMPT - 1 :] for model in (target, draft))
-            found.append(acceptance(p, q) if text is drawn else rows[:, PROMPT:] == q.argmax(-1))
+    for rows in drawn.split(32):
+        p, q = (model.logits(rows[:, :-1])[:, PROMPT - 1 :] for model in (target, draft))
+        rates.append(acceptance(p, q))
+    for rows in greedy.split(32):
+        q = draft.logits(rows[:, :-1])[:, PROMPT - 1 :]
+        matches.append(rows[:, PROMPT:] == q.argmax(-1))
     hits = torch.cat(matches)
     return {
         "acceptance": float(torch.cat(rates).mean()),
@@ -98,25 +102,22 @@ def judge(draft: Decoder, given: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def workshop(given: argparse.Namespace, folder: str, domains: tuple[str, ...] | None = None) -> Workshop:
-    """On the corpus, on the target's text, or on both."""
-    return Workshop(open_store(given.work / "generated"), Path(folder), follow, domains)
+def new_trainer(options: argparse.Namespace, folder: str, domains: tuple[str, ...] | None = None) -> Trainer:
+    """Return a trainer on these domains, or on all: the corpus and the target's text."""
+    return Trainer(open_store(options.work / "generated"), Path(folder), domains=domains)
 
 
 def corpus_domains(store: TokenStore) -> tuple[str, ...]:
+    """Return all domains but the target's own text."""
     return tuple(domain for domain in store.domains if domain != DOMAIN)
 
 
-def follow(_: str, steps: Iterator[Step]) -> None:
-    for _ in steps:
-        pass
-
-
-def recipe(given: argparse.Namespace, tokens: int, rate: float, seed: int) -> Recipe:
+def recipe(options: argparse.Namespace, tokens: int, rate: float, seed: int) -> Recipe:
+    """Return the recipe of a trial, whose state is never saved."""
     return Recipe(
         tokens=tokens,
-        batch_tokens=given.batch_tokens,
-        sequence=given.sequence,
+        batch_tokens=options.batch_tokens,
+        sequence=options.sequence,
         micro_rows=32,
         learning_rate=rate,
         seed=seed,
@@ -125,21 +126,21 @@ def recipe(given: argparse.Namespace, tokens: int, rate: float, seed: int) -> Re
 
 
 def run_all(
-    one: Callable[[argparse.Namespace, Trial, str], dict[str, Any]],
-    given: argparse.Namespace,
+    run_trial: Callable[[argparse.Namespace, Trial, str], dict[str, Any]],
+    options: argparse.Namespace,
     trials: Iterable[Trial],
     file: Path,
 ) -> list[dict[str, Any]]:
-    """The records of all trials, each run once."""
-    setting = {name: str(getattr(given, name)) for name in SETTING}
-    wanted = [trial | setting for trial in trials]
+    """Run the trials that are not recorded, and return the records of all."""
+    setting = {name: str(getattr(options, name)) for name in SETTING}
+    all_trials = [trial | setting for trial in trials]
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    known = {_key(record["trial"]) for record in done}
-    left = [trial for trial in wanted if _key(trial) not in known]
+    recorded = {_key(record["trial"]) for record in done}
+    missing = [trial for trial in all_trials if _key(trial) not in recorded]
     failed: BaseException | None = None
-    threads = max(1, torch.get_num_threads() // given.workers)
-    with ProcessPoolExecutor(given.workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
-        futures = {pool.submit(_run, one, given, trial): trial for trial in left}
+    threads = max(1, torch.get_num_threads() // options.workers)
+    with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        futures = {pool.submit(_run, run_trial, options, trial): trial for trial in missing}
         for count, future in enumerate(as_completed(futures), 1):
             if error := future.exception():
                 failed = error
@@ -148,20 +149,20 @@ def run_all(
             done.append(record)
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
-            print(f"{count}/{len(left)}", _key(record["trial"]), record.get("tar", record.get("failed")), flush=True)
+            print(f"{count}/{len(missing)}", _key(record["trial"]), record.get("tar", record.get("failed")), flush=True)
     if failed:
         raise failed
-    keys = {_key(trial) for trial in wanted}
+    keys = {_key(trial) for trial in all_trials}
     return [record for record in done if _key(record["trial"]) in keys]
 
 
 def _run(
-    one: Callable[[argparse.Namespace, Trial, str], dict[str, Any]], given: argparse.Namespace, trial: Trial
+    run_trial: Callable[[argparse.Namespace, Trial, str], dict[str, Any]], options: argparse.Namespace, trial: Trial
 ) -> dict[str, Any]:
     torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return one(given, trial, folder)
+            return run_trial(options, trial, folder)
         except TrainingError as error:  # masks that did not converge, a rate that diverged: a result too
             return {"failed": str(error)}
 
@@ -171,7 +172,7 @@ def _key(trial: Trial) -> str:
 
 
 def spread(records: list[dict[str, Any]], name: str) -> str:
-    """Mean and standard deviation over seeds."""
+    """Return the mean and standard deviation over seeds."""
     values = [record[name] for record in records if "failed" not in record]
     if len(values) < len(records):
         return f"{len(records) - len(values)} of {len(records)} failed"
@@ -179,12 +180,13 @@ def spread(records: list[dict[str, Any]], name: str) -> str:
     return f"{statistics.mean(values):.3f} ± {deviation:.3f}"
 
 
-def provenance(given: argparse.Namespace) -> str:
+def provenance(options: argparse.Namespace) -> str:
+    """Return date, commit, device, versions and options in two lines."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    shown = {name: value for name, value in vars(given).items() if name not in ("corpus", "work")}
-    known = commit.stdout.strip() or "unknown"
+    shown = {name: value for name, value in vars(options).items() if name not in ("corpus", "work")}
+    version = commit.stdout.strip() or "unknown"
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {known}, {device}, torch {torch.__version__}\n"
-        f"parent {parent(given.parent).shape}; {shown}"
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {version}, {device}, torch {torch.__version__}\n"
+        f"parent {load_parent(options.parent).shape}; {shown}"
     )

@@ -1,7 +1,7 @@
 """Train heads on the zoo's target: `python recipes/heads.py --corpus DIR`.
 
-On the target's own continuations of the corpus. Written for one GPU, where it takes minutes; a run that was stopped
-goes on where it was.
+The text is the target's own continuations of the corpus. Written for one GPU, where it takes minutes; a run that was
+stopped continues.
 """
 
 import argparse
@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from shallowdraft.building.generated_text import DOMAIN, write_continuations
-from shallowdraft.building.medusa import train_heads
-from shallowdraft.building.stages import Workshop
+from shallowdraft.building.medusa import fit_heads
+from shallowdraft.building.recipe import Recipe
 from shallowdraft.building.token_store import open_store, write_store
-from shallowdraft.building.training import Recipe, Step
+from shallowdraft.building.trainer import Trainer
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.model import load, resolve_device
 
@@ -30,27 +30,28 @@ def main() -> None:
     parser.add_argument("--target", default="zoo:target")
     parser.add_argument("--work", type=Path, default=Path("runs/heads/work"), help="folder for unfinished work")
     parser.add_argument("--out", type=Path, default=Path("runs/heads/heads"), help="folder for the heads")
-    given = parser.parse_args()
+    options = parser.parse_args()
     begin_s, device = time.perf_counter(), resolve_device(None)
-    target = load(given.target, "float32", device, trainable=True)
-    plain, more = given.work / "tokens", given.work / "generated"
-    if not (plain / "store.json").exists():
-        write_store(given.corpus, target.require_tokenizer(), plain)
-    if not (more / "store.json").exists():
-        for _ in write_continuations(open_store(plain), target.decoder, more, **GENERATED):
+    target = load(options.target, "float32", device, trainable=True)
+    corpus, generated = options.work / "tokens", options.work / "generated"
+    if not (corpus / "store.json").exists():
+        write_store(options.corpus, target.require_tokenizer(), corpus)
+    if not (generated / "store.json").exists():
+        for _ in write_continuations(open_store(corpus), target.decoder, generated, **GENERATED):
             pass
-    shop = Workshop(open_store(more), given.work, follow, (DOMAIN,))
+    trainer = Trainer(open_store(generated), options.work, domains=(DOMAIN,), follow=follow)
     torch.set_float32_matmul_precision("high")
-    heads, measured = train_heads(shop, target.decoder, COUNT, RECIPE)
+    heads, measured = fit_heads(trainer, target.decoder, COUNT, RECIPE)
     figures = {name: round(value, 4) for name, value in measured.items()}
-    save_heads(heads, given.out, target=given.target, tokens=RECIPE.tokens, held_out=figures)
+    save_heads(heads, options.out, target=options.target, tokens=RECIPE.tokens, held_out=figures)
     print(f"{figures} in {time.perf_counter() - begin_s:.0f} s")
 
 
-def follow(name: str, steps: Iterator[Step]) -> None:
-    for step in steps:
-        if step.step % 100 == 0:
-            print(f"{name}: {step.step} of {step.steps}, loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s")
+def follow(name: str, steps: Iterator[int], total: int) -> None:
+    """Print a line every hundred steps."""
+    for done in steps:
+        if done % 100 == 0:
+            print(f"{name}: {done} of {total}, {getattr(done, 'detail', '')}")
 
 
 if __name__ == "__main__":

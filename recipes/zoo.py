@@ -1,7 +1,7 @@
 """Build the zoo from a folder of text: `python recipes/zoo.py --corpus DIR`, or `make zoo CORPUS=DIR`.
 
-One target and drafts of it, as recipes/zoo.toml says. Stages are kept under --work; a run that was stopped goes on
-where it was. Written for one GPU; on a CPU it works and takes days.
+recipes/zoo.toml describes one target and its drafts. Stages are kept under --work; a run that was stopped continues.
+Written for one GPU; on a CPU it takes days.
 """
 
 import argparse
@@ -18,19 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shallowdraft.building.corpus import find_sources, read_corpus, read_rows
+from shallowdraft.building.corpus import find_corpus_files, read_corpus, read_rows
 from shallowdraft.building.generated_text import DOMAIN, continuations, write_continuations
-from shallowdraft.building.jobs import Distil, Pretrain
-from shallowdraft.building.stages import Workshop, prune_by_importance, prune_by_masks
+from shallowdraft.building.pruning_methods import prune_by_importance, prune_by_masks
+from shallowdraft.building.recipe import Recipe, usual_rate
+from shallowdraft.building.tasks import Distillation, Pretraining
 from shallowdraft.building.token_store import TokenStore, open_store, write_store
 from shallowdraft.building.tokenizer import train_tokenizer
-from shallowdraft.building.training import Recipe, Step, fresh_decoder, usual_rate
+from shallowdraft.building.trainer import Trainer
+from shallowdraft.building.training import fresh_decoder
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load, resolve_device
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape, child_shape
 
+LOG_EVERY_S = 20
 PROBE = 0.03  # share of the tokens with which each candidate set of layers is tried
 
 
@@ -57,17 +60,17 @@ def parse() -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Builder:
-    """Where things are and go."""
+    """Builds the zoo from a corpus, in a folder for unfinished work and one for the models."""
 
     corpus: Path
     work: Path
     out: Path
     config: dict[str, Any]
-    """The recipe."""
+    """Content of the recipe's file."""
     compiled: bool
 
     def text(self) -> tuple[Any, TokenStore]:
-        """The tokenizer and the corpus in its tokens, made once."""
+        """Make the tokenizer and the token store, or open those of an earlier start."""
         folder = self.work / "tokenizer"
         tokenizer = load_tokenizer(folder)
         if tokenizer is None:
@@ -75,95 +78,98 @@ class Builder:
             tokenizer = train_tokenizer(documents, self.config["tokenizer"]["vocab"])
             tokenizer.save_pretrained(folder)
         store = self.work / "tokens"
-        made = (store / "store.json").exists()
-        return tokenizer, open_store(store) if made else write_store(self.corpus, tokenizer, store)
+        if (store / "store.json").exists():
+            return tokenizer, open_store(store)
+        return tokenizer, write_store(self.corpus, tokenizer, store)
 
     def target(self, tokenizer: Any, store: TokenStore) -> Model:
-        """Pre-trained, cured of loops, and as it ships: what drafts learn from is what users run."""
+        """Pre-train the target, cure it of loops, and load it as it ships: drafts learn from what users run."""
         folder, config = self.out / "target", self.config["target"]
         if not (folder / "card.json").exists():
             begin_s = time.perf_counter()
             shape = parse_shape(config["shape"], vocab=len(tokenizer), context=config["context"])
             decoder = fresh_decoder(replace(shape, tied=True), seed=0).to(resolve_device(None))
-            shop = Workshop(store, self.work, follow, compiled=self.compiled)
+            trainer = Trainer(store, self.work, follow=follow, compiled=self.compiled)
             pretrain = Recipe(**config["pretrain"])
-            shop.train("target", decoder, Pretrain(), pretrain)
+            trainer.train("target", decoder, Pretraining(), pretrain)
             unloop = Recipe(**config["unloop"])
-            replace(shop, compiled=False).train("unloop", decoder, Unloop(**config["unlikelihood"]), unloop)
+            replace(trainer, compiled=False).train("unloop", decoder, Unloop(**config["unlikelihood"]), unloop)
             model = Model("target", decoder, tokenizer, (tokenizer.eos_token_id,))
             tokens = pretrain.tokens + unloop.tokens
-            made = {"method": "pre-trained", "tokens": tokens, "recipe": self.digest("tokenizer", "target")}
-            self.ship(model, folder, shop, None, made, begin_s)
+            origin = {"method": "pre-trained", "tokens": tokens, "recipe": self.digest("tokenizer", "target")}
+            self.ship(model, folder, trainer, None, origin, begin_s)
         return load(folder, "float32", trainable=True)
 
     def written(self, target: Model, store: TokenStore) -> TokenStore:
-        """The store with the target's own text."""
+        """Make the store with the target's own text, or open that of an earlier start."""
         folder = self.work / "generated"
         if not (folder / "store.json").exists():
             begin_s = time.perf_counter()
             for done in write_continuations(store, target.decoder, folder, seed=1, **self.config["generated"]):
-                print(f"generated: {done if isinstance(done, int) else ''} {time.perf_counter() - begin_s:.0f} s")
+                print(f"generated: {done} {time.perf_counter() - begin_s:.0f} s")
         return open_store(folder)
 
     def drafts(self, target: Model, store: TokenStore) -> None:
+        """Build all drafts that are not there yet."""
         for config in self.config["drafts"]:
             folder = self.out / config["name"]
             if (folder / "card.json").exists():
                 continue
             begin_s = time.perf_counter()
-            shop = Workshop(store, self.work / config["name"], follow)
-            shape = target.shape
-            wanted = parse_shape(config["shape"], vocab=shape.vocab, context=shape.context)
-            rate = self.config["learning_rates"]["factor"] * usual_rate(wanted)
+            trainer = Trainer(store, self.work / config["name"], follow=follow)
+            shape = parse_shape(config["shape"], vocab=target.shape.vocab, context=target.shape.context)
+            rate = self.config["learning_rates"]["factor"] * usual_rate(shape)
             recipe = Recipe(**self.config["distil"], learning_rate=rate)
-            decoder, tokens = self.draft(shop, target.decoder, wanted, recipe, config["method"])
+            decoder, tokens = self.draft(trainer, target.decoder, shape, recipe, config["method"])
             model = replace(target, name=config["name"], decoder=decoder)
             parts = ("tokenizer", "target", "generated", "objective", "learning_rates", "distil")
-            made = {"method": config["method"], "tokens": tokens, "recipe": self.digest(*parts, draft=config)}
-            self.ship(model, folder, shop, target, made, begin_s)
+            origin = {"method": config["method"], "tokens": tokens, "recipe": self.digest(*parts, draft=config)}
+            self.ship(model, folder, trainer, target, origin, begin_s)
 
     def draft(
-        self, shop: Workshop, target: Decoder, wanted: ModelShape, recipe: Recipe, method: str
+        self, trainer: Trainer, target: Decoder, shape: ModelShape, recipe: Recipe, method: str
     ) -> tuple[Decoder, int]:
-        """A draft and the tokens that it was trained on."""
+        """Build a draft by one of the methods; return it and the tokens that it was trained on."""
         objective = self.config["objective"]["name"]
         if method.startswith("learned masks"):
-            wider = usual_rate(target.shape) / usual_rate(wanted)  # it is the target that is trained
+            wider = usual_rate(target.shape) / usual_rate(shape)  # it is the target that is trained
             masks = replace(recipe, learning_rate=wider * recipe.learning_rate)
-            return prune_by_masks(shop, target, wanted, masks, objective=objective), recipe.tokens
+            return prune_by_masks(trainer, target, shape, masks, objective=objective), recipe.tokens
         if method == "from scratch":
-            decoder = fresh_decoder(child_shape(target.shape, wanted), seed=1).to(target.device)
+            decoder = fresh_decoder(child_shape(target.shape, shape), seed=1).to(target.device)
         else:
             probe = 0.0 if "no distillation" in method else PROBE
-            decoder = prune_by_importance(shop, target, wanted, recipe, objective=objective, probe=probe)
+            decoder = prune_by_importance(trainer, target, shape, recipe, objective=objective, probe=probe)
         if "no distillation" in method:
             return decoder, 0
-        shop.train("distil", decoder, Distil(target, objective), recipe)
+        trainer.train("distil", decoder, Distillation(target, objective), recipe)
         tried = 0 if method == "from scratch" else round(PROBE * recipe.tokens)
         return decoder, recipe.tokens + tried
 
     def digest(self, *parts: str, **more: Any) -> str:
-        """Of the parts of the recipe that a model depends on."""
+        """Return the hash of the parts of the recipe that a model depends on."""
         content = {part: self.config[part] for part in parts} | more
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def ship(
-        self, model: Model, folder: Path, shop: Workshop, target: Model | None, made: dict[str, Any], begin_s: float
+        self, model: Model, folder: Path, trainer: Trainer, target: Model | None, origin: dict[str, Any], begin_s: float
     ) -> None:
-        """Save with 8-bit weights, measure what was saved, write its card."""
+        """Save a model with 8-bit weights, measure what was saved, and write its card."""
         model.save(folder, int8=True)
         rounded = load(folder, "float32", trainable=True).decoder
         teacher = target.decoder if target else None
-        domains = [domain for domain in shop.store.domains if domain != DOMAIN]
-        held_out, unrounded = (shop.validate(decoder, teacher, 1024, domains) for decoder in (rounded, model.decoder))
+        domains = [domain for domain in trainer.store.domains if domain != DOMAIN]
+        held_out, unrounded = (
+            trainer.validate(decoder, teacher, 1024, domains) for decoder in (rounded, model.decoder)
+        )
         card = {
             "shape": str(model.shape),
             "parameters": model.shape.parameters,
-            **made,
+            **origin,
             "time_s": round(time.perf_counter() - begin_s),
             "held_out": held_out,
             "held_out_before_rounding": unrounded,
-            "on_the_targets_text": shop.validate(rounded, teacher, 1024, [DOMAIN]) if teacher else None,
+            "on_the_targets_text": trainer.validate(rounded, teacher, 1024, [DOMAIN]) if teacher else None,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
             "data": licences(self.corpus),
         }
@@ -172,20 +178,20 @@ class Builder:
 
 
 def licences(corpus: Path) -> list[dict[str, Any]]:
-    """Documents by domain, source and licence."""
-    found: Counter[tuple[str, str, str]] = Counter()
-    for source in find_sources(corpus):
-        for row in read_rows(source.path):
-            origin = str(row.get("source", "")).partition("@")[0]
-            found[source.domain, origin, str(row.get("license", "not given"))] += 1
+    """Count the corpus's documents by domain, source and licence."""
+    documents: Counter[tuple[str, str, str]] = Counter()
+    for file in find_corpus_files(corpus):
+        for row in read_rows(file.path):
+            source = str(row.get("source", "")).partition("@")[0]
+            documents[file.domain, source, str(row.get("license", "not given"))] += 1
     names = ("domain", "source", "license", "documents")
-    return [dict(zip(names, (*key, count), strict=True)) for key, count in sorted(found.items())]
+    return [dict(zip(names, (*key, count), strict=True)) for key, count in sorted(documents.items())]
 
 
-class Unloop(Pretrain):
-    """Pre-training goes on, and the model unlearns to repeat itself (sequence-level unlikelihood, Welleck et al. 2019).
+class Unloop(Pretraining):
+    """Pre-training in which the model unlearns to repeat itself (sequence-level unlikelihood, Welleck et al. 2019).
 
-    Of some rows of each batch it continues the beginning greedily; tokens that complete a run of `run` tokens seen
+    It continues the first tokens of some rows of each batch greedily; tokens that complete a run of `run` tokens seen
     before in the same text are made less likely.
     """
 
@@ -207,20 +213,19 @@ class Unloop(Pretrain):
 
 
 def repeats(text: Tensor, run: int) -> Tensor:
-    """Which tokens [B, T] end a run that stands earlier in their row."""
+    """Return which tokens [B, T] end a run of tokens that occurs earlier in their row."""
     runs = text.unfold(1, run, 1)
     same = (runs[:, :, None] == runs[:, None]).all(-1).tril(-1).any(-1)
     return torch.nn.functional.pad(same, (run - 1, 0))
 
 
-def follow(name: str, steps: Iterator[Step]) -> None:
-    """A line now and then."""
-    said = time.perf_counter()
-    for step in steps:
-        if time.perf_counter() - said > 20 or step.step == step.steps:
-            said = time.perf_counter()
-            figures = f"loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s"
-            print(f"{name} {step.step}/{step.steps}: {figures}", flush=True)
+def follow(name: str, steps: Iterator[int], total: int) -> None:
+    """Print a line every 20 seconds, and one at the end."""
+    printed_s = time.perf_counter()
+    for done in steps:
+        if time.perf_counter() - printed_s > LOG_EVERY_S or done == total:
+            printed_s = time.perf_counter()
+            print(f"{name} {done}/{total}: {getattr(done, 'detail', '')}", flush=True)
 
 
 if __name__ == "__main__":

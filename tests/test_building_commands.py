@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.building.jobs import Pretrain
 from shallowdraft.building.masks import Masks
+from shallowdraft.building.tasks import Pretraining
 from shallowdraft.cli import main
 from shallowdraft.errors import TrainingError
 
@@ -95,8 +95,8 @@ def test_pruned_by_learned_masks_without_distillation(parent: str, corpus: str, 
     options = ["--parent", parent, "--corpus", corpus, "--shape", "1x48/4h/2kv/16hd/32", "--method", "learned"]
     budget = ["--tokens", "30720", "--batch-tokens", "512", "--sequence", "32", "--mask-tokens", "1"]
     assert main(["prune", *options, *budget, "--out", str(tmp_path / "draft"), "--json"]) == 0
-    found = capsys.readouterr()
-    assert json.loads(found.out)["shape"] == "1x48/4h/2kv/16hd/32"
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["shape"] == "1x48/4h/2kv/16hd/32"
     assert not (tmp_path / "draft" / "training" / "distill").exists()
     metrics = (tmp_path / "draft" / "training" / "masks" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(metrics[-1])["details"]["gap"] > 0.5
@@ -129,10 +129,10 @@ def test_distilled_on_the_targets_words_and_its_own_at_the_best_rate(parent: str
     options = ["--draft", parent, "--target", parent, "--corpus", corpus, *BUDGET[:-2]]
     more = ["--generated", "2048", "--rollout", "0.25", "--out", str(tmp_path / "d")]
     assert main(["distill", *options, *more]) == 0
-    found = capsys.readouterr()
-    assert found.err.count("learning rate") == 3
-    assert "times over" not in found.err
-    assert "greedy tar" in found.out
+    printed = capsys.readouterr()
+    assert printed.err.count("learning rate") == 3
+    assert "times over" not in printed.err
+    assert "greedy tar" in printed.out
     assert sorted(p.name for p in (tmp_path / "d" / "training").glob("rate-*")) == [
         "rate-0.002",
         "rate-0.004",
@@ -216,22 +216,22 @@ def test_told_to_end_it_goes_on_after_the_step_it_was_in(
     number: signal.Signals, status: int, corpus: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     options = ["--shape", "1x32/2h/48", "--corpus", corpus, "--vocab", "300", "--context", "64", *BUDGET]
-    before, calls = Pretrain.loss, iter(range(100))
+    before, calls = Pretraining.loss, iter(range(100))
 
     def told(self, model, tokens):
         if next(calls) == 4:
             os.kill(os.getpid(), number)
         return before(self, model, tokens)
 
-    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as once:
-        once.setattr(Pretrain, "loss", told)
+        once.setattr(Pretraining, "loss", told)
         try:
             ended = main(["pretrain", *options, "--out", str(tmp_path / "told")])
         except SystemExit as end:
             ended = end.code
     assert ended == status
-    assert handlers == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     state = tmp_path / "told" / "training" / "pretrain" / "state.pt"
     assert torch.load(state, weights_only=True)["step"] == 5
     capsys.readouterr()

@@ -7,6 +7,7 @@ import pytest
 
 from shallowdraft.commands import progress
 from shallowdraft.commands.progress import follow
+from shallowdraft.progress import StepsDone
 
 
 def test_nothing_is_drawn_between_what_is_done(capsys, monkeypatch: pytest.MonkeyPatch):
@@ -31,3 +32,13 @@ def test_a_log_has_a_line_now_and_then(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0)
     follow("working", iter([1, 2]), 2)
     assert capsys.readouterr().err == "working: 1 of 2\nworking: 2 of 2\n"
+
+
+def test_figures_of_the_last_step_stay(capsys, monkeypatch: pytest.MonkeyPatch):
+    """In a pipe one line at the end, however many steps there were."""
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    follow("training", iter([StepsDone(number, f"loss {4 - number}") for number in (1, 2, 3)]), 3)
+    assert capsys.readouterr().err == "training: 3 of 3, loss 1\n"
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0)
+    follow("training", iter([StepsDone(3, "loss 1")]), 3)
+    assert capsys.readouterr().err == "training: 3 of 3, loss 1\n"

@@ -27,18 +27,24 @@ def join(device: torch.device) -> torch.device:
 
 
 def processes() -> int:
+    """Return how many processes have joined."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    """Return this process's number, from 0; it is the same before joining and after leaving."""
+    if dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ["RANK"]) if "LOCAL_RANK" in os.environ else 0
 
 
 def is_first() -> bool:
+    """Return whether this process is the one that writes files and prints."""
     return rank() == 0
 
 
 def leave() -> None:
+    """Leave the other processes, if this one has joined any."""
     if dist.is_initialized():
         dist.destroy_process_group()
         # gloo's threads take the interpreter's lock to release the last tensors; one that asks for it once the

@@ -148,6 +148,18 @@ def path_in_errors(path: Path) -> Iterator[None]:
         raise OSError(error.errno or EIO, error.strerror or str(error), str(path)) from None
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which takes the place of `path` at once if nothing fails, and is removed otherwise."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 class Range:
     """The smallest and the largest value of a number, in `Annotated`."""
 

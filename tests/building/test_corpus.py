@@ -36,14 +36,14 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tokenizer():
-    made = byte_tokenizer(320)
-    made.eos_token = made.convert_ids_to_tokens(300)
-    return made
+    tokenizer = byte_tokenizer(320)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(300)
+    return tokenizer
 
 
 def test_domains_and_parts(corpus: Path):
-    found = list(read_corpus(corpus))
-    count = {(domain, part): sum(d == domain and p == part for d, p, _ in found) for domain, part, _ in found}
+    documents = list(read_corpus(corpus))
+    count = {(domain, part): sum(d == domain and p == part for d, p, _ in documents) for domain, part, _ in documents}
     assert count == {
         ("book", "train"): 1,
         ("notes", "train"): 198,
@@ -51,7 +51,7 @@ def test_domains_and_parts(corpus: Path):
         ("tales", "train"): 90,
         ("tales", "val"): 10,
     }
-    assert {text for _, _, text in found} >= {document(number) for number in range(300)}
+    assert {text for _, _, text in documents} >= {document(number) for number in range(300)}
 
 
 def test_a_single_document_is_held_out_in_part(corpus: Path, tokenizer, tmp_path: Path):
@@ -61,11 +61,11 @@ def test_a_single_document_is_held_out_in_part(corpus: Path, tokenizer, tmp_path
     assert len(store.tokens("book", "val")) == whole // 100
 
 
-def test_a_trained_tokenizer_knows_its_text(corpus: Path):
-    made = train_tokenizer((text for _, _, text in read_corpus(corpus)), 400)
-    assert len(made) == 400
-    assert made.decode(made.encode(document(7) + "Ünïcode 漢字")) == document(7) + "Ünïcode 漢字"
-    assert len(made.encode(document(7))) < len(document(7)) / 2
+def test_a_trained_trainedknows_its_text(corpus: Path):
+    trained = train_tokenizer((text for _, _, text in read_corpus(corpus)), 400)
+    assert len(trained) == 400
+    assert trained.decode(trained.encode(document(7) + "Ünïcode 漢字")) == document(7) + "Ünïcode 漢字"
+    assert len(trained.encode(document(7))) < len(document(7)) / 2
     with pytest.raises(CorpusError, match=r"only .* of 30,000"):
         train_tokenizer(iter([document(1)]), 30000)
 
@@ -162,10 +162,10 @@ def test_a_saved_data_set_is_a_corpus(tmp_path: Path, split: bool):
     )
     saved = datasets.DatasetDict({"train": rows, "validation": rows.select([0])}) if split else rows
     saved.save_to_disk(str(tmp_path / "set"))
-    found = list(read_corpus(tmp_path / "set"))
-    assert sorted(found)[:2] == [("even", "train", "text 0"), ("even", "train", "text 2")]
-    assert len(found) == 4 + split
-    assert [text for _, part, text in found if part == "val"] == (["text 0"] if split else ["text 1"])
+    documents = list(read_corpus(tmp_path / "set"))
+    assert sorted(documents)[:2] == [("even", "train", "text 0"), ("even", "train", "text 2")]
+    assert len(documents) == 4 + split
+    assert [text for _, part, text in documents if part == "val"] == (["text 0"] if split else ["text 1"])
     datasets.Dataset.from_dict({"words": ["a"]}).save_to_disk(str(tmp_path / "wrong"))
     with pytest.raises(CorpusError, match='no "text" column'):
         list(read_corpus(tmp_path / "wrong"))

@@ -8,42 +8,43 @@ from pathlib import Path
 
 import pytest
 import torch
-from building.test_training import make_store
+from building.test_training import SEARCH_PATH, make_store
 
 SCRIPT = """
 import copy, json, os, sys, torch
 from dataclasses import replace
 from pathlib import Path
 from building.test_training import RECIPE, SHAPE, reader
+from shallowdraft import distributed
 from shallowdraft.building import data_parallel
 from shallowdraft.building.token_store import open_store
-from shallowdraft.building.jobs import Distil, Pretrain
-from shallowdraft.building.masks import Shear
+from shallowdraft.building.tasks import Distillation, Pretraining
+from shallowdraft.building.masks import MaskTraining
 from shallowdraft.building.training import fresh_decoder, train
 from shallowdraft.models.checkpoint import save_decoder
 torch.set_num_threads(1)
 job_name, store, folder, stop, recompute = sys.argv[1:]
-data_parallel.join(torch.device("cpu"))
+distributed.join(torch.device("cpu"))
 parent = fresh_decoder(SHAPE, seed=1)
 model = fresh_decoder(SHAPE, seed=2) if job_name in ("distil", "rollout") else copy.deepcopy(parent)
 job = {
-    "pretrain": Pretrain(),
-    "distil": Distil(parent, "hybrid"),
-    "rollout": Distil(parent, "hybrid", rollout=0.25),
-    "masks": Shear(parent, replace(SHAPE, layers=1, ffn=24)),
+    "pretrain": Pretraining(),
+    "distil": Distillation(parent, "hybrid"),
+    "rollout": Distillation(parent, "hybrid", rollout=0.25),
+    "masks": MaskTraining(parent, replace(SHAPE, layers=1, ffn=24)),
 }[job_name]
 batches = reader(open_store(Path(store)))
 for record in train(model, job, batches, RECIPE, Path(folder), recompute=recompute == "yes"):
     if record.step == int(stop):
         break
 if "LOCAL_RANK" in os.environ:
-    assert data_parallel.processes() == 2
+    assert distributed.processes() == 2
     local = model.blocks[0].up.weight.to_local()
     assert local.numel() * 2 == parent.blocks[0].up.weight.numel()
-whole = data_parallel.gathered(model)
-if data_parallel.is_first():
+whole = data_parallel.gather_model(model)
+if distributed.is_first():
     save_decoder(whole, Path(folder) / "model")
-data_parallel.leave()
+distributed.leave()
 """
 
 
@@ -54,7 +55,10 @@ def run(processes: int, job: str, store: Path, folder: Path, stop: int = 0, reco
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     launch += ["--rdzv-endpoint", "localhost:0"]
     command = [sys.executable, *(launch if processes == 2 else []), str(script)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": SEARCH_PATH,
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [*command, job, str(store), str(folder), str(stop), recompute],
         env=environment,
@@ -76,18 +80,18 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize("job", ["pretrain", pytest.param("masks", marks=SLOW), pytest.param("distil", marks=SLOW)])
 def test_the_loss_curve_is_that_of_one_process(job: str, store: Path, tmp_path: Path):
-    one, two = (run(processes, job, store, tmp_path / str(processes)) for processes in (1, 2))
-    assert len(one) == len(two) == 40
-    for alone, together in zip(one, two, strict=True):
-        assert together["loss"] == pytest.approx(alone["loss"], abs=1e-3)
-        assert together["gradient_norm"] == pytest.approx(alone["gradient_norm"], rel=1e-2)
+    alone, together = (run(processes, job, store, tmp_path / str(processes)) for processes in (1, 2))
+    assert len(alone) == len(together) == 40
+    for step_alone, step_together in zip(alone, together, strict=True):
+        assert step_together["loss"] == pytest.approx(step_alone["loss"], abs=1e-3)
+        assert step_together["gradient_norm"] == pytest.approx(step_alone["gradient_norm"], rel=1e-2)
 
 
 @pytest.mark.slow
 def test_rollouts_work_in_a_sharded_run(store: Path, tmp_path: Path):
-    one, two = (run(processes, "rollout", store, tmp_path / str(processes)) for processes in (1, 2))
-    assert two[-1]["loss"] == pytest.approx(one[-1]["loss"], rel=0.2)  # they draw different words
-    assert two[-1]["loss"] < 0.8 * two[0]["loss"]
+    alone, together = (run(processes, "rollout", store, tmp_path / str(processes)) for processes in (1, 2))
+    assert together[-1]["loss"] == pytest.approx(alone[-1]["loss"], rel=0.2)  # they draw different words
+    assert together[-1]["loss"] < 0.8 * together[0]["loss"]
 
 
 @pytest.mark.slow

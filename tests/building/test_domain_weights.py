@@ -8,20 +8,20 @@ import pytest
 from building.test_training import RECIPE, SHAPE, make_store, reader
 
 from shallowdraft.building.batches import Batches
-from shallowdraft.building.domain_weights import Balance, rebalance
-from shallowdraft.building.jobs import Pretrain
-from shallowdraft.building.stages import Workshop
+from shallowdraft.building.domain_weights import DomainBalance, rebalance
+from shallowdraft.building.tasks import Pretraining
+from shallowdraft.building.trainer import Trainer
 from shallowdraft.building.training import fresh_decoder, train
 
 
 def test_the_formula_by_hand():
-    found = rebalance({"wiki": 0.6, "code": 0.3, "news": 0.1}, {"wiki": 0.0, "code": 0.5, "news": -0.2})
+    weights = rebalance({"wiki": 0.6, "code": 0.3, "news": 0.1}, {"wiki": 0.0, "code": 0.5, "news": -0.2})
     raised = [0.6, 0.3 * exp(0.5), 0.1 * exp(-0.2)]
-    by_hand = [0.9999 * one / sum(raised) + 1e-4 / 3 for one in raised]
-    assert list(found.values()) == pytest.approx(by_hand, rel=1e-12)
+    by_hand = [0.9999 * value / sum(raised) + 1e-4 / 3 for value in raised]
+    assert list(weights.values()) == pytest.approx(by_hand, rel=1e-12)
     # The same in figures: 0.6 + 0.494616 + 0.081873 = 1.176489
-    assert list(found.values()) == pytest.approx([0.509974, 0.420408, 0.069617], abs=1e-6)
-    assert sum(found.values()) == pytest.approx(1)
+    assert list(weights.values()) == pytest.approx([0.509974, 0.420408, 0.069617], abs=1e-6)
+    assert sum(weights.values()) == pytest.approx(1)
 
 
 def test_equal_lag_changes_nothing_and_no_domain_dies():
@@ -35,7 +35,7 @@ def test_equal_lag_changes_nothing_and_no_domain_dies():
 
 def test_a_domain_that_is_not_measured_keeps_its_weight():
     weights = {"a": 0.5, "b": 0.3, "tiny": 0.2}
-    moved = Balance(lambda _: {}, every=1).update(weights, {"a": 0.0, "b": 1.0})
+    moved = DomainBalance(lambda _: {}, every=1).update(weights, {"a": 0.0, "b": 1.0})
     assert moved["tiny"] == 0.2
     assert moved["b"] > 0.4
     assert sum(moved.values()) == pytest.approx(1)
@@ -45,11 +45,11 @@ def test_weight_moves_to_the_domain_that_lags(tmp_path: Path):
     """The target has learned both domains, the model only one of them."""
     store = make_store(tmp_path)
     target, model = fresh_decoder(SHAPE, seed=1), fresh_decoder(SHAPE, seed=1)
-    list(train(target, Pretrain(), reader(store), RECIPE, tmp_path / "target"))
-    one = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=3, domains=["animals"])
-    list(train(model, Pretrain(), one, RECIPE, tmp_path / "model"))
-    shop = Workshop(store, tmp_path, lambda _, steps: list(steps))
-    balance = shop.balance(target, RECIPE)
+    list(train(target, Pretraining(), reader(store), RECIPE, tmp_path / "target"))
+    animals = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=3, domains=["animals"])
+    list(train(model, Pretraining(), animals, RECIPE, tmp_path / "model"))
+    trainer = Trainer(store, tmp_path)
+    balance = trainer.domain_balance(target, RECIPE)
     assert balance.every == RECIPE.steps // 20
     before = reader(store).weights
     losses = balance.losses(model)
@@ -60,8 +60,8 @@ def test_weight_moves_to_the_domain_that_lags(tmp_path: Path):
 
 def test_the_log_has_the_losses_that_moved_the_weights(tmp_path: Path):
     store = make_store(tmp_path)
-    balance = Workshop(store, tmp_path, lambda _, steps: list(steps)).balance(fresh_decoder(SHAPE, seed=1), RECIPE)
-    list(train(fresh_decoder(SHAPE, seed=2), Pretrain(), reader(store), RECIPE, tmp_path / "run", balance=balance))
+    balance = Trainer(store, tmp_path).domain_balance(fresh_decoder(SHAPE, seed=1), RECIPE)
+    list(train(fresh_decoder(SHAPE, seed=2), Pretraining(), reader(store), RECIPE, tmp_path / "run", balance=balance))
     steps = [json.loads(line)["details"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     weights = dict(reader(store).weights)
     moved = [step for step in steps if step]
@@ -77,8 +77,8 @@ def test_batches_follow_the_weights_and_a_resumed_run_too(tmp_path: Path):
 
     def weights(folder: str, stop: int | None) -> dict[str, float]:
         batches = reader(store)
-        balance = Balance(lambda model: {"animals": 0.0, "colours": 0.3}, every=5)
-        steps = train(fresh_decoder(SHAPE, seed=1), Pretrain(), batches, RECIPE, tmp_path / folder, balance=balance)
+        balance = DomainBalance(lambda model: {"animals": 0.0, "colours": 0.3}, every=5)
+        steps = train(fresh_decoder(SHAPE, seed=1), Pretraining(), batches, RECIPE, tmp_path / folder, balance=balance)
         for record in steps:
             if record.step == stop:
                 break
@@ -92,5 +92,5 @@ def test_batches_follow_the_weights_and_a_resumed_run_too(tmp_path: Path):
     drawn = reader(store)
     drawn.weights = {"animals": 0.0, "colours": 1.0}
     colours = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=3, domains=["colours"])
-    known = {tuple(row) for _ in range(60) for row in colours.next().tolist()}
-    assert sum(tuple(row) in known for row in drawn.next().tolist()) > 0
+    rows_of_colours = {tuple(row) for _ in range(60) for row in colours.next().tolist()}
+    assert sum(tuple(row) in rows_of_colours for row in drawn.next().tolist()) > 0

@@ -10,7 +10,7 @@ from building.test_training import RECIPE, SHAPE, make_store, reader
 import shallowdraft as sd
 from shallowdraft.building.batches import Batches
 from shallowdraft.building.generated_text import continuations, share_generated, write_continuations
-from shallowdraft.building.jobs import Distil
+from shallowdraft.building.tasks import Distillation
 from shallowdraft.building.token_store import TokenStore, open_store
 from shallowdraft.building.training import fresh_decoder, train
 from shallowdraft.errors import CorpusError, OptionError
@@ -29,9 +29,9 @@ def test_continuations_are_the_engines():
 
 
 def test_drawn_continuations_follow_from_the_seed():
-    one, same, other = (continuations(TARGET, PROMPTS, 12, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    first, same, other = (continuations(TARGET, PROMPTS, 12, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
 
 
 def test_too_long_continuations_are_refused():
@@ -40,24 +40,23 @@ def test_too_long_continuations_are_refused():
 
 
 def extended(folder: Path) -> TokenStore:
-    *progress, found = write_continuations(
+    progress = write_continuations(
         make_store(folder), TARGET, folder / "more", tokens=600, prompt=8, length=16, rows=5, seed=1
     )
-    assert progress == [120, 240, 360, 480, 600]
-    assert isinstance(found, TokenStore)
-    return found
+    assert list(progress) == [120, 240, 360, 480, 600]
+    return open_store(folder / "more")
 
 
 def test_the_targets_text_is_a_domain_of_its_own(tmp_path: Path):
     store = extended(tmp_path)
-    assert store == open_store(tmp_path / "more")
+    assert store.domains == ["animals", "colours", "generated"]
     assert store.counts["generated"] == {"train": 4 * 5 * 25, "val": 5 * 25}
     text = torch.from_numpy(store.tokens("generated", "train").astype("int64")).view(-1, 25)
     assert (text[:, -1] == store.end).all()
     assert torch.equal(continuations(TARGET, text[:5, :8], 16, seed=2), text[:5, :-1])
     held_out = store.tokens("generated", "val").tolist()[:8]
-    known = store.tokens("animals", "val").tolist() + store.tokens("colours", "val").tolist()
-    assert any(known[at : at + 8] == held_out for at in range(len(known)))
+    corpus = store.tokens("animals", "val").tolist() + store.tokens("colours", "val").tolist()
+    assert any(corpus[start : start + 8] == held_out for start in range(len(corpus)))
     only = Batches(store, rows=4, sequence=24, seed=0, domains=["generated"])
     assert only.next().shape == (4, 25)
     assert Batches(store, rows=4, sequence=24, seed=0).weights.keys() == {"animals", "colours", "generated"}
@@ -76,8 +75,10 @@ def test_writing_goes_on_where_it_stopped(tmp_path: Path):
     assert (tmp_path / "stopped" / "1.npy").stat().st_mtime_ns == kept
     for name in ("stopped", "straight"):
         list(write_continuations(store, TARGET, tmp_path / name, **options))
-    one, two = (open_store(tmp_path / name).tokens("generated", "train").tolist() for name in ("stopped", "straight"))
-    assert one == two
+    stopped, straight = (
+        open_store(tmp_path / name).tokens("generated", "train").tolist() for name in ("stopped", "straight")
+    )
+    assert stopped == straight
     assert not list((tmp_path / "stopped").glob("*.npy"))
 
 
@@ -91,7 +92,7 @@ def test_a_share_of_the_batch_is_the_targets_text():
 
 def test_rollouts_end_in_the_drafts_own_words_and_resume(tmp_path: Path):
     store = make_store(tmp_path)
-    job = Distil(TARGET, rollout=0.5)
+    job = Distillation(TARGET, rollout=0.5)
     tokens = torch.from_numpy(reader(store).next())
     draft = fresh_decoder(SHAPE, seed=5)
     rolled = job._rolled_out(draft, tokens)
@@ -109,7 +110,7 @@ def test_rollouts_end_in_the_drafts_own_words_and_resume(tmp_path: Path):
 
     def final(folder: str, stop: int | None) -> torch.Tensor:
         model = fresh_decoder(SHAPE, seed=5)
-        for record in train(model, Distil(TARGET, rollout=0.25), reader(store), RECIPE, tmp_path / folder):
+        for record in train(model, Distillation(TARGET, rollout=0.25), reader(store), RECIPE, tmp_path / folder):
             if record.step == stop:
                 break
         return model.embed.weight.detach()
@@ -124,4 +125,4 @@ def test_rollouts_end_in_the_drafts_own_words_and_resume(tmp_path: Path):
 )
 def test_wrong_rollouts(wrong: dict, said: str):
     with pytest.raises(OptionError, match=said):
-        Distil(TARGET, **({"rollout": 0.5} | wrong))
+        Distillation(TARGET, **({"rollout": 0.5} | wrong))

@@ -11,11 +11,12 @@ from conftest import CONFIGS
 
 from shallowdraft.building import masks as module
 from shallowdraft.building.batches import Batches
-from shallowdraft.building.domain_weights import Balance
-from shallowdraft.building.masks import Masks, Shear, applied
+from shallowdraft.building.domain_weights import DomainBalance
+from shallowdraft.building.masks import Masks, MaskTraining, applied
 from shallowdraft.building.pruning import carve
+from shallowdraft.building.recipe import Recipe
 from shallowdraft.building.token_store import TokenStore
-from shallowdraft.building.training import Recipe, train
+from shallowdraft.building.training import train
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.checkpoint import load_decoder
 from shallowdraft.models.decoder import Decoder
@@ -54,11 +55,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     return make_store(tmp_path_factory.mktemp("masks"))
 
 
-def shear(parent: Decoder, wanted: ModelShape, store: TokenStore, folder: Path) -> tuple[Decoder, Shear]:
-    model, job = copy.deepcopy(parent), Shear(parent, wanted)
+def shear(parent: Decoder, pruned_shape: ModelShape, store: TokenStore, folder: Path) -> tuple[Decoder, MaskTraining]:
+    model, task = copy.deepcopy(parent), MaskTraining(parent, pruned_shape)
     batches = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=1)
-    list(train(model, job, batches, RECIPE, folder))
-    return model, job
+    list(train(model, task, batches, RECIPE, folder))
+    return model, task
 
 
 def largest_difference(masked: Decoder, masks: Masks, carved: Decoder, vocab: int) -> float:
@@ -71,26 +72,26 @@ def largest_difference(masked: Decoder, masks: Masks, carved: Decoder, vocab: in
 
 @pytest.mark.parametrize(("kind", "notation"), SHAPES)
 def test_the_asked_shape_is_reached_exactly(kind: str, notation: str, store: TokenStore, tmp_path: Path):
-    wanted = parse_shape(notation, vocab=320, context=64)
+    pruned_shape = parse_shape(notation, vocab=320, context=64)
     parent = random_decoder(PARENTS[kind], seed=3)
-    model, job = shear(parent, wanted, store, tmp_path)
-    assert min(job.masks.gaps().values()) > 0.5
-    carved = carve(model, wanted, job.masks.cut())
-    assert str(carved.shape) == str(replace(wanted, family=parent.shape.family))
+    model, task = shear(parent, pruned_shape, store, tmp_path)
+    assert min(task.masks.gaps().values()) > 0.5
+    carved = carve(model, pruned_shape, task.masks.kept_parts())
+    assert str(carved.shape) == str(replace(pruned_shape, family=parent.shape.family))
     assert carved.shape.parameters == sum(p.numel() for p in set(carved.parameters()))
-    assert largest_difference(model, job.masks, carved, 320) < 1e-4
+    assert largest_difference(model, task.masks, carved, 320) < 1e-4
 
 
 def test_recomputed_activations_see_the_gates(store: TokenStore, tmp_path: Path):
-    parent, wanted = (
+    parent, pruned_shape = (
         random_decoder(PARENTS["llama-gqa"], seed=3),
         parse_shape("2x24/2h/1kv/8hd/20", vocab=320, context=64),
     )
     finals = []
     for recompute in (False, True):
-        model, job = copy.deepcopy(parent), Shear(parent, wanted)
+        model, task = copy.deepcopy(parent), MaskTraining(parent, pruned_shape)
         batches = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=1)
-        steps = train(model, job, batches, RECIPE, tmp_path / str(recompute), recompute=recompute)
+        steps = train(model, task, batches, RECIPE, tmp_path / str(recompute), recompute=recompute)
         for record in steps:
             if record.step == 4:
                 break
@@ -99,8 +100,8 @@ def test_recomputed_activations_see_the_gates(store: TokenStore, tmp_path: Path)
 
 
 def test_domains_are_weighed_by_the_masked_model(store: TokenStore, tmp_path: Path):
-    parent, wanted = random_decoder(PARENTS["llama"], seed=3), parse_shape("1x32/4h/48", vocab=320, context=64)
-    model, job = copy.deepcopy(parent), Shear(parent, wanted)
+    parent, pruned_shape = random_decoder(PARENTS["llama"], seed=3), parse_shape("1x32/4h/48", vocab=320, context=64)
+    model, task = copy.deepcopy(parent), MaskTraining(parent, pruned_shape)
     seen = []
 
     def lag(decoder: Decoder) -> dict[str, float]:
@@ -108,13 +109,13 @@ def test_domains_are_weighed_by_the_masked_model(store: TokenStore, tmp_path: Pa
         return {"animals": 0.0, "colours": 0.1}
 
     batches = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=1)
-    list(train(model, job, batches, RECIPE, tmp_path, balance=Balance(lag, every=10)))
+    list(train(model, task, batches, RECIPE, tmp_path, balance=DomainBalance(lag, every=10)))
     assert seen == [True] * 8
     assert not model.blocks[0]._forward_hooks
 
 
 def test_a_stopped_run_goes_on_to_the_same_masks_and_weights(store: TokenStore, tmp_path: Path):
-    parent, wanted = (
+    parent, pruned_shape = (
         random_decoder(PARENTS["llama-gqa"], seed=3),
         parse_shape("2x24/2h/1kv/8hd/20", vocab=320, context=64),
     )
@@ -122,12 +123,12 @@ def test_a_stopped_run_goes_on_to_the_same_masks_and_weights(store: TokenStore, 
 
     def final(folder: str, stops: tuple[int, ...]) -> dict[str, torch.Tensor]:
         for stop in (*stops, 0):
-            model, job = copy.deepcopy(parent), Shear(parent, wanted)
+            model, task = copy.deepcopy(parent), MaskTraining(parent, pruned_shape)
             batches = Batches(store, rows=RECIPE.rows, sequence=RECIPE.sequence, seed=1)
-            for record in train(model, job, batches, recipe, tmp_path / folder):
+            for record in train(model, task, batches, recipe, tmp_path / folder):
                 if record.step == stop:
                     break
-        return model.state_dict() | {f"mask {name}": one for name, one in job.masks.state_dict().items()}
+        return model.state_dict() | {f"mask {name}": tensor for name, tensor in task.masks.state_dict().items()}
 
     straight, stopped = final("straight", ()), final("stopped", (12, 33, 71))
     assert all(torch.equal(tensor, stopped[name]) for name, tensor in straight.items())
@@ -137,7 +138,7 @@ def test_a_stopped_run_goes_on_to_the_same_masks_and_weights(store: TokenStore, 
 def test_carving_equals_masking_for_every_kind_of_model(kind: str, folder):
     parent = load_decoder(folder(kind), dtype=torch.float32, device=torch.device("cpu"))
     shape, masks = parent.shape, some_masks(parent.shape)
-    carved = carve(parent, masks.wanted, masks.cut())
+    carved = carve(parent, masks.shape, masks.kept_parts())
     assert carved.shape.layers == shape.layers - 1
     assert largest_difference(parent, masks, carved, shape.vocab) < 1e-4
 
@@ -145,7 +146,7 @@ def test_carving_equals_masking_for_every_kind_of_model(kind: str, folder):
 def some_masks(shape: ModelShape) -> Masks:
     """Masks that keep something less of everything, at random."""
     grouped = shape.heads > shape.kv_heads > 1
-    wanted = replace(
+    pruned_shape = replace(
         shape,
         layers=2,
         d_model=40,
@@ -154,8 +155,8 @@ def some_masks(shape: ModelShape) -> Masks:
         kv_heads=shape.kv_heads // 2 if shape.kv_heads > 1 else 1,
         ffn=50,
     )
-    masks, random = Masks(shape, wanted), torch.Generator().manual_seed(2)
-    masks.wanted = wanted
+    masks, random = Masks(shape, pruned_shape), torch.Generator().manual_seed(2)
+    masks.shape = pruned_shape
     with torch.no_grad():
         for name, location in masks.locations.items():
             ranks = torch.rand(location.shape, generator=random).argsort(1).argsort(1)
@@ -166,7 +167,7 @@ def some_masks(shape: ModelShape) -> Masks:
 def test_a_norm_over_all_dimensions_would_be_caught(folder, monkeypatch: pytest.MonkeyPatch):
     parent = load_decoder(folder("llama"), dtype=torch.float32, device=torch.device("cpu"))
     masks = some_masks(parent.shape)
-    carved = carve(parent, masks.wanted, masks.cut())
+    carved = carve(parent, masks.shape, masks.kept_parts())
     monkeypatch.setattr(module, "_norm_of_kept", lambda gate: lambda _, __, output: output * gate)
     assert largest_difference(parent, masks, carved, parent.shape.vocab) > 1e-2
 
@@ -174,16 +175,16 @@ def test_a_norm_over_all_dimensions_would_be_caught(folder, monkeypatch: pytest.
 def test_a_part_that_is_gated_but_not_cut_would_be_caught(folder):
     parent = load_decoder(folder("llama"), dtype=torch.float32, device=torch.device("cpu"))
     masks = some_masks(parent.shape)
-    cut = masks.cut()
-    other = replace(cut, heads=tuple(torch.arange(len(heads)) for heads in cut.heads))
-    assert any(not torch.equal(one, two) for one, two in zip(cut.heads, other.heads, strict=True))
-    assert largest_difference(parent, masks, carve(parent, masks.wanted, other), parent.shape.vocab) > 1e-2
+    kept_parts = masks.kept_parts()
+    other = replace(kept_parts, heads=tuple(torch.arange(len(heads)) for heads in kept_parts.heads))
+    assert any(not torch.equal(kept, every) for kept, every in zip(kept_parts.heads, other.heads, strict=True))
+    assert largest_difference(parent, masks, carve(parent, masks.shape, other), parent.shape.vocab) > 1e-2
 
 
 def test_masks_that_did_not_converge_are_not_carved():
     masks = Masks(LLAMA, replace(LLAMA, layers=2))
     with pytest.raises(TrainingError, match=r"layers score only 0\.00 apart"):
-        masks.cut()
+        masks.kept_parts()
 
 
 def test_only_what_shrinks_has_masks():
@@ -207,7 +208,7 @@ def test_scores_reach_0_and_1():
     assert published > 1.4
 
 
-def test_gates_follow_the_hard_concrete_law():
+def test_gates_follow_the_hard_concrete_distribution():
     """P(z > 0) is what the score says, before it is rescaled; the same step draws the same gates."""
     masks = Masks(LLAMA, replace(LLAMA, ffn=24))
     with torch.no_grad():

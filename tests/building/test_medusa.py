@@ -9,7 +9,7 @@ from conftest import random_heads
 
 import shallowdraft as sd
 from shallowdraft.building import medusa
-from shallowdraft.building.jobs import GuessAhead
+from shallowdraft.building.tasks import HeadTraining
 from shallowdraft.errors import CheckpointError, OptionError
 from shallowdraft.models.heads import load_heads, save_heads
 from shallowdraft.models.synthetic import random_decoder
@@ -47,7 +47,7 @@ def test_a_target_in_16_bits_takes_heads_in_32():
     heads = random_heads(sd.Model("target", target), 2)
     tokens = torch.randint(12, (2, 9))
     assert medusa._ranks(heads, target, tokens).shape == (2, 7, 2)
-    assert GuessAhead(target).loss(heads, tokens).isfinite().all()
+    assert HeadTraining(target).loss(heads, tokens).isfinite().all()
 
 
 def test_chances_are_those_where_the_heads_before_were_right():
@@ -61,10 +61,10 @@ def test_heads_are_kept_with_their_target(target, tmp_path: Path):
     heads = random_heads(target, 2)
     heads.chances = [[0.5, 0.25], [0.25, 0.125]]
     save_heads(heads, tmp_path / "heads", tokens=7)
-    found = load_heads(target, tmp_path / "heads")
-    assert found.chances == heads.chances
+    loaded = load_heads(target, tmp_path / "heads")
+    assert loaded.chances == heads.chances
     hidden = torch.randn(3, 32)
-    assert (found(hidden) - heads(hidden)).abs().max() < 0.05  # kept in 16 bits
+    assert (loaded(hidden) - heads(hidden)).abs().max() < 0.05  # kept in 16 bits
     assert json.loads((tmp_path / "heads" / "config.json").read_text())["tokens"] == 7
 
 

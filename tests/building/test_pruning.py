@@ -7,7 +7,7 @@ import torch
 from conftest import CONFIGS
 
 from shallowdraft.building.importance import measure_importance
-from shallowdraft.building.pruning import carve, choose, layer_candidates, require_reachable
+from shallowdraft.building.pruning import carve, choose_parts, layer_candidates, require_reachable
 from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import load_decoder
 from shallowdraft.models.decoder import Decoder
@@ -28,19 +28,19 @@ def logits(decoder: Decoder) -> torch.Tensor:
         return decoder.logits(TOKENS)
 
 
-def zeroed(parent: Decoder, cut, wanted: ModelShape) -> Decoder:
+def zeroed(parent: Decoder, kept, pruned_shape: ModelShape) -> Decoder:
     """The parent with everything that goes set to zero instead: the reference that carving must equal."""
     shape = parent.shape
-    kept = dict(zip(cut.layers, range(len(cut.layers)), strict=True))
+    places = dict(zip(kept.layers, range(len(kept.layers)), strict=True))
     for layer, block in enumerate(parent.blocks):
         heads = torch.zeros(shape.heads, shape.head_dim)
         neurons = torch.zeros(shape.ffn)
-        if layer in kept:
-            heads[cut.heads[kept[layer]]] = 1
-            neurons[cut.ffn[kept[layer]]] = 1
+        if layer in places:
+            heads[kept.heads[places[layer]]] = 1
+            neurons[kept.ffn[places[layer]]] = 1
         block.out.weight.data *= heads.flatten()
         block.down.weight.data *= neurons
-        if layer not in kept:
+        if layer not in places:
             for projection in (block.out, block.down):
                 if projection.bias is not None:
                     projection.bias.data.zero_()
@@ -55,28 +55,28 @@ def test_depth_heads_and_ffn(parent: Decoder):
         layers: tuple[int, ...] = tuple(range(shape.layers))
     else:
         layers = (0, 2)
-    wanted = replace(
+    pruned_shape = replace(
         shape, layers=len(layers), heads=heads, kv_heads=kv_heads, ffn=50, full_layers=min(shape.full_layers, 1)
     )
-    cut = choose(shape, wanted, measure_importance(parent, [TOKENS]), layers)
-    carved = carve(parent, wanted, cut)
-    assert carved.shape == child_shape(shape, wanted)
+    kept = choose_parts(shape, pruned_shape, measure_importance(parent, [TOKENS]), layers)
+    carved = carve(parent, pruned_shape, kept)
+    assert carved.shape == child_shape(shape, pruned_shape)
     assert carved.shape.parameters == sum(p.numel() for p in set(carved.parameters()))
-    torch.testing.assert_close(logits(carved), logits(zeroed(parent, cut, wanted)), rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits(carved), logits(zeroed(parent, kept, pruned_shape)), rtol=0, atol=1e-4)
 
 
 def test_width(parent: Decoder):
     """Left-out residual dimensions: zero in the parent, its norms taken over the rest."""
     shape, keep = parent.shape, 40
-    wanted = replace(shape, d_model=keep, embed_dim=0 if shape.embed_dim == shape.d_model else shape.embed_dim)
-    cut = choose(shape, wanted, measure_importance(parent, [TOKENS]), tuple(range(shape.layers)))
-    carved = carve(parent, wanted, cut)
+    pruned_shape = replace(shape, d_model=keep, embed_dim=0 if shape.embed_dim == shape.d_model else shape.embed_dim)
+    kept = choose_parts(shape, pruned_shape, measure_importance(parent, [TOKENS]), tuple(range(shape.layers)))
+    carved = carve(parent, pruned_shape, kept)
     assert carved.shape.d_model == keep
     if shape.layer_norm:
         assert logits(carved).isfinite().all()  # a LayerNorm's mean moves with the dimensions: no zeroed twin exists
         return
     gone = torch.ones(shape.d_model)
-    gone[cut.hidden] = 0
+    gone[kept.hidden] = 0
     parent.embed.weight.data *= 1 - gone
     if parent.head.weight is not parent.embed.weight:
         parent.head.weight.data *= 1 - gone
@@ -101,29 +101,29 @@ def test_importance_finds_what_matters():
         decoder.blocks[1].up.weight[[5, 48 + 5]] *= 9
         decoder.blocks[2].out.weight *= 1e-3
         decoder.blocks[2].down.weight *= 1e-3
-    found = measure_importance(decoder, [TOKENS])
-    assert sorted(found.heads[0].topk(2).indices.tolist()) == [0, 1]
-    assert found.ffn[1].argmax() == 5
-    assert found.layers.argmin() == 2
-    assert found.hidden.shape == (32,)
+    scores = measure_importance(decoder, [TOKENS])
+    assert sorted(scores.heads[0].topk(2).indices.tolist()) == [0, 1]
+    assert scores.ffn[1].argmax() == 5
+    assert scores.layers.argmin() == 2
+    assert scores.hidden.shape == (32,)
 
 
 def test_heads_are_chosen_within_their_group():
     shape = ModelShape(1, 32, 8, 48, 97, kv_heads=2, head_dim=4)
     importance = measure_importance(random_decoder(shape, seed=1), [TOKENS])
     importance.heads[0] = torch.tensor([9.0, 8, 7, 6, 1, 4, 3, 2])
-    both = choose(shape, replace(shape, heads=4, kv_heads=2), importance, (0,))
+    both = choose_parts(shape, replace(shape, heads=4, kv_heads=2), importance, (0,))
     assert both.heads[0].tolist() == [0, 1, 5, 6]
-    one = choose(shape, replace(shape, heads=2, kv_heads=1), importance, (0,))
-    assert (one.groups[0].tolist(), one.heads[0].tolist()) == ([0], [0, 1])
+    single = choose_parts(shape, replace(shape, heads=2, kv_heads=1), importance, (0,))
+    assert (single.groups[0].tolist(), single.heads[0].tolist()) == ([0], [0, 1])
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 5, 8, 12])
 def test_candidates_are_different_sets_of_layers(keep: int):
     importance = measure_importance(random_decoder(ModelShape(12, 16, 2, 16, 97)), [TOKENS[:1]])
-    found = layer_candidates(importance, keep)
-    assert len(found) == len(set(found)) >= (1 if keep == 12 else 3)
-    assert all(len(set(one)) == keep and min(one) >= 0 and max(one) < 12 for one in found)
+    candidates = layer_candidates(importance, keep)
+    assert len(candidates) == len(set(candidates)) >= (1 if keep == 12 else 3)
+    assert all(len(set(layers)) == keep and min(layers) >= 0 and max(layers) < 12 for layers in candidates)
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,20 @@ from pathlib import Path
 import pytest
 import torch
 
+import shallowdraft
 from shallowdraft.building.batches import Batches
-from shallowdraft.building.jobs import Distil, Job, Pretrain
-from shallowdraft.building.masks import Shear
+from shallowdraft.building.masks import MaskTraining
+from shallowdraft.building.recipe import Recipe, rows_at_once
+from shallowdraft.building.tasks import Distillation, Pretraining, TrainingTask
 from shallowdraft.building.token_store import TokenStore, write_store
-from shallowdraft.building.training import Recipe, fresh_decoder, rows_at_once, train, validate
+from shallowdraft.building.training import fresh_decoder, train, validate
 from shallowdraft.errors import OptionError, TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.synthetic import byte_tokenizer
 from shallowdraft.shapes.shape import ModelShape
 
+# Of processes that tests start: the tests, and the package that this process imported.
+SEARCH_PATH = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(shallowdraft.__file__).parents[1])))
 SHAPE = ModelShape(2, 32, 2, 48, 320, kv_heads=1, tied=True)
 RECIPE = Recipe(tokens=40 * 512, batch_tokens=512, sequence=32, micro_rows=8, learning_rate=5e-3, save_every=7)
 
@@ -53,12 +57,12 @@ def reader(store: TokenStore, part: str = "train") -> Batches:
 def test_pretraining_and_distilling_raise_acceptance(store: TokenStore, tmp_path: Path):
     target = fresh_decoder(SHAPE, seed=1)
     before = validate(target, None, reader(store, "val"), 2)["loss"]
-    records = list(train(target, Pretrain(), reader(store), RECIPE, tmp_path / "target"))
+    records = list(train(target, Pretraining(), reader(store), RECIPE, tmp_path / "target"))
     assert [record.step for record in records] == list(range(1, 41))
     assert validate(target, None, reader(store, "val"), 2)["loss"] < 0.6 * before
     draft = fresh_decoder(ModelShape(1, 32, 2, 48, 320), seed=2)
     before = validate(draft, target, reader(store, "val"), 2)
-    list(train(draft, Distil(target, "hybrid"), reader(store), RECIPE, tmp_path / "draft"))
+    list(train(draft, Distillation(target, "hybrid"), reader(store), RECIPE, tmp_path / "draft"))
     after = validate(draft, target, reader(store, "val"), 2)
     assert after["acceptance"] > before["acceptance"] + 0.2
     assert after["greedy_tar"] > before["greedy_tar"]
@@ -71,7 +75,7 @@ def test_a_batch_may_be_accumulated(store: TokenStore, tmp_path: Path):
         list(
             train(
                 model,
-                Pretrain(),
+                Pretraining(),
                 reader(store),
                 replace(RECIPE, tokens=5 * 512, micro_rows=micro_rows),
                 tmp_path / f"{micro_rows}",
@@ -93,7 +97,7 @@ def test_the_learning_rate_rises_and_decays():
 
 
 def test_a_run_that_diverges_stops_with_the_last_good_state(store: TokenStore, tmp_path: Path):
-    class Explodes(Pretrain):
+    class Explodes(Pretraining):
         calls = 0
 
         def loss(self, model, tokens):
@@ -108,7 +112,7 @@ def test_a_run_that_diverges_stops_with_the_last_good_state(store: TokenStore, t
 
 
 def test_a_loss_that_stays_high_is_neither_saved_nor_forgotten(store: TokenStore, tmp_path: Path):
-    class Jumps(Pretrain):
+    class Jumps(Pretraining):
         step = 0
 
         def begin(self, step, steps):
@@ -124,10 +128,10 @@ def test_a_loss_that_stays_high_is_neither_saved_nor_forgotten(store: TokenStore
 
 
 def test_another_runs_checkpoint_is_not_taken(store: TokenStore, tmp_path: Path):
-    list(train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+    list(train(fresh_decoder(SHAPE, seed=1), Pretraining(), reader(store), RECIPE, tmp_path))
     other = ModelShape(1, 32, 2, 48, 320)
     with pytest.raises(TrainingError, match="belongs to another run"):
-        list(train(fresh_decoder(other, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+        list(train(fresh_decoder(other, seed=1), Pretraining(), reader(store), RECIPE, tmp_path))
 
 
 def test_fewer_rows_at_once_for_a_large_vocabulary():
@@ -146,7 +150,7 @@ def test_wrong_recipes(wrong):
 
 def test_unknown_objectives():
     with pytest.raises(OptionError, match="'mse' is unknown; use forward-kl"):
-        Distil(fresh_decoder(SHAPE, seed=1), "mse")
+        Distillation(fresh_decoder(SHAPE, seed=1), "mse")
 
 
 SCRIPT = """
@@ -155,11 +159,11 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_training import RECIPE, SHAPE, reader
 from shallowdraft.building.token_store import open_store
-from shallowdraft.building.jobs import Pretrain
+from shallowdraft.building.tasks import Pretraining
 from shallowdraft.building.training import fresh_decoder, train
 torch.set_num_threads(1)
 store = open_store(Path({store!r}))
-for record in train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, Path(sys.argv[1])):
+for record in train(fresh_decoder(SHAPE, seed=1), Pretraining(), reader(store), RECIPE, Path(sys.argv[1])):
     print(record.step, flush=True)
     time.sleep(0.02)
 print("done", flush=True)
@@ -168,7 +172,7 @@ print("done", flush=True)
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(store: TokenStore, tmp_path: Path):
     script = SCRIPT.format(tests=str(Path(__file__).parent), store=str(store.folder))
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = os.environ | {"PYTHONPATH": SEARCH_PATH}
 
     def run(folder: str, kill_after: int | None) -> bool:
         """Whether it came to its end before it was killed, some steps after its start."""
@@ -190,9 +194,11 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(store: TokenStore,
     while not run("killed", moments.randrange(2, 9) if kills < 4 else None):
         kills += 1
     assert kills == 4
-    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("undisturbed", "killed"))
-    for name, tensor in one["model"].items():
-        assert torch.equal(tensor, two["model"][name]), name
+    undisturbed, killed = (
+        torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("undisturbed", "killed")
+    )
+    for name, tensor in undisturbed["model"].items():
+        assert torch.equal(tensor, killed["model"][name]), name
     steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 41))
 
@@ -209,7 +215,7 @@ def test_a_full_disk_says_so_and_keeps_the_last_state(
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(TrainingError, match=r"after step 14 could not be written .*No space left.*make room"):
-        list(train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+        list(train(fresh_decoder(SHAPE, seed=1), Pretraining(), reader(store), RECIPE, tmp_path))
     assert not list(tmp_path.glob("*.partial"))
     assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 7
 
@@ -218,7 +224,7 @@ def test_metrics_go_to_tensorboard_where_it_is_installed(store: TokenStore, tmp_
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    records = list(train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path))
+    records = list(train(fresh_decoder(SHAPE, seed=1), Pretraining(), reader(store), RECIPE, tmp_path))
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert [event.value for event in events.Scalars("loss")] == pytest.approx([record.loss for record in records])
@@ -229,7 +235,7 @@ def test_recomputed_activations_change_nothing(store: TokenStore, tmp_path: Path
     for recompute in (False, True):
         model = fresh_decoder(SHAPE, seed=1)
         short = replace(RECIPE, tokens=5 * 512)
-        list(train(model, Pretrain(), reader(store), short, tmp_path / str(recompute), recompute=recompute))
+        list(train(model, Pretraining(), reader(store), short, tmp_path / str(recompute), recompute=recompute))
         finals.append(model.state_dict())
     assert all(torch.equal(tensor, finals[1][name]) for name, tensor in finals[0].items())
 
@@ -241,13 +247,15 @@ def test_compiled_training_follows_the_same_curve(store: TokenStore, tmp_path: P
     curves = []
     for compiled in (False, True):
         model, folder = fresh_decoder(SHAPE, seed=1), tmp_path / str(compiled)
-        curves.append([step.loss for step in train(model, Pretrain(), reader(store), short, folder, compiled=compiled)])
+        curves.append(
+            [step.loss for step in train(model, Pretraining(), reader(store), short, folder, compiled=compiled)]
+        )
     assert curves[0] == pytest.approx(curves[1], abs=1e-3)
 
 
-def stopped_after(steps: int, model: Decoder, job: Job, batches: Batches, folder: Path) -> None:
-    """As whoever follows a run does when told to end: so many steps are taken, and no more are asked for."""
-    run = train(model, job, batches, RECIPE, folder)
+def stopped_after(steps: int, model: Decoder, task: TrainingTask, batches: Batches, folder: Path) -> None:
+    """Train for some steps and close the run, as `follow` does when it is told to end."""
+    run = train(model, task, batches, RECIPE, folder)
     for record in run:
         if record.step >= steps:
             run.close()
@@ -255,9 +263,11 @@ def stopped_after(steps: int, model: Decoder, job: Job, batches: Batches, folder
 
 @pytest.mark.parametrize("kind", ["pretrain", "masks"])
 def test_a_run_that_is_told_to_end_goes_on_from_there_to_the_same_bytes(kind: str, store: TokenStore, tmp_path: Path):
-    def begin() -> tuple[Decoder, Job]:
+    def begin() -> tuple[Decoder, TrainingTask]:
         model = fresh_decoder(SHAPE, seed=1)
-        return model, Pretrain() if kind == "pretrain" else Shear(fresh_decoder(SHAPE, seed=1), replace(SHAPE, ffn=24))
+        return model, Pretraining() if kind == "pretrain" else MaskTraining(
+            fresh_decoder(SHAPE, seed=1), replace(SHAPE, ffn=24)
+        )
 
     finals = []
     for stops in ((), (3, 33)):  # 33: masks are frozen
@@ -265,8 +275,8 @@ def test_a_run_that_is_told_to_end_goes_on_from_there_to_the_same_bytes(kind: st
         for stop in stops:
             stopped_after(stop, *begin(), reader(store), folder)
             assert torch.load(folder / "state.pt", weights_only=True)["step"] == stop
-        model, job = begin()
-        records = list(train(model, job, reader(store), RECIPE, folder))
+        model, task = begin()
+        records = list(train(model, task, reader(store), RECIPE, folder))
         assert records[0].step == (stops[-1] + 1 if stops else 1)
         finals.append(model.state_dict())
     for name, tensor in finals[0].items():
@@ -277,7 +287,7 @@ def test_it_is_saved_after_some_time_too(store: TokenStore, tmp_path: Path, monk
     def saved_step() -> int | None:
         return torch.load(tmp_path / "state.pt", weights_only=True)["step"] if list(tmp_path.glob("state.pt")) else None
 
-    run = train(fresh_decoder(SHAPE, seed=1), Pretrain(), reader(store), RECIPE, tmp_path)
+    run = train(fresh_decoder(SHAPE, seed=1), Pretraining(), reader(store), RECIPE, tmp_path)
     next(run)
     assert saved_step() is None
     monkeypatch.setattr("shallowdraft.building.training.SAVE_EVERY_S", 0.0)

@@ -17,6 +17,7 @@ from shallowdraft.building.token_store import open_store
 from shallowdraft.cli import main
 from shallowdraft.errors import ClusterError, OptionError
 from shallowdraft.models.synthetic import make_pair
+from shallowdraft.progress import run_silently
 from shallowdraft.prompts import load_prompts
 from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.notation import parse_shape
@@ -175,7 +176,7 @@ def test_a_search_builds_the_same(address: str):
     for out, executor in ((Path("here"), Here()), (Path("cluster"), Cluster(address))):
         assert [*write_text(target, out, 8192, None)]
         store = open_store(out / "text")
-        builder = Builder(target, {"pair/target": target}, store, out, lambda _name, steps: [*steps] and None)
+        builder = Builder(target, {"pair/target": target}, store, out, run_silently)
         search = Search(
             builder=builder,
             engine=sd.load("pair/target"),
@@ -183,7 +184,7 @@ def test_a_search_builds_the_same(address: str):
             trace=read_trace(Path("t")),
             profile=out / "profile.jsonl",
             lookaheads=[1, 2],
-            follow=lambda _name, steps, _total: [*steps] and None,
+            follow=run_silently,
             executor=executor,
             say=pytest.fail,
             rounds=1,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import shallowdraft as sd
 from shallowdraft.building.importance import measure_importance
-from shallowdraft.building.pruning import carve, choose, layer_candidates, require_reachable
+from shallowdraft.building.pruning import carve, choose_parts, layer_candidates, require_reachable
 from shallowdraft.building.tokenizer import train_tokenizer
 from shallowdraft.export.advice import Advice
 from shallowdraft.export.engines import FAMILIES
@@ -123,7 +123,9 @@ def check_built(parent: ModelShape, shape: ModelShape) -> None:
     with tempfile.TemporaryDirectory() as name:
         target, draft = Path(name) / "target", Path(name) / "draft"
         sd.Model("target", decoder, tokenizer()).save(target)
-        sd.Model("draft", carve(decoder, shape, choose(parent, shape, importance, layers)), tokenizer()).save(draft)
+        sd.Model("draft", carve(decoder, shape, choose_parts(parent, shape, importance, layers)), tokenizer()).save(
+            draft
+        )
         reference = transformers.AutoModelForCausalLM.from_pretrained(draft)
         with torch.inference_mode():
             ours = sd.load(draft, trainable=True).decoder.logits(TOKENS)

@@ -16,19 +16,22 @@ from shallowdraft.files import (
 )
 
 
-class _Place(TypedDict):
-    """Where batches stand."""
+class _BatchesState(TypedDict):
+    """Position of a reader in the text."""
 
     step: Count
+    """Batches read."""
     cursors: dict[str, Count]
+    """Chunks read of each domain, over all epochs."""
     weights: dict[str, Share]
+    """Probability of each domain."""
 
 
 class Batches:
     """Batches of sequences from a store, drawn by domain, in an order that follows from the seed alone.
 
-    `state` says where it stands; a reader that restores it goes on with the very next batch. Each domain is read in a
-    shuffled order of chunks, anew each epoch.
+    A reader that restores another's `state` continues with the very next batch. Each domain is read in a shuffled
+    order of chunks, shuffled anew each epoch.
     """
 
     def __init__(
@@ -42,9 +45,10 @@ class Batches:
         domains: Sequence[str] | None = None,
     ) -> None:
         self.store, self.part, self.rows, self.sequence, self.seed = store, part, rows, sequence, seed
-        wanted = domains or store.domains
         self._tokens = {
-            domain: store.tokens(domain, part) for domain in wanted if store.counts[domain][part] > sequence
+            domain: store.tokens(domain, part)
+            for domain in domains or store.domains
+            if store.counts[domain][part] > sequence
         }
         if not self._tokens:
             raise CorpusError(
@@ -57,8 +61,9 @@ class Batches:
         self._orders: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
 
     def next(self) -> npt.NDArray[np.int64]:
-        """[rows, sequence + 1] token ids."""
+        """Return the token ids [rows, sequence + 1] of the next batch."""
         names = list(self._tokens)
+        # Drawn from (seed, step), so that no generator's state has to be saved.
         draws = np.random.default_rng([self.seed, 0, self._step]).choice(
             len(names), size=self.rows, p=np.array([self.weights[name] for name in names])
         )
@@ -67,23 +72,28 @@ class Batches:
 
     @property
     def state(self) -> dict[str, Any]:
+        """Position in the text, as JSON has it."""
         return {"step": self._step, "cursors": dict(self._cursors), "weights": dict(self.weights)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        require_fields(state, _Place, "where batches stand", CorpusError)
+        """Continue from another reader's state."""
+        require_fields(state, _BatchesState, "the position in the text", CorpusError)
         if state["cursors"].keys() != self._tokens.keys() or state["weights"].keys() != self._tokens.keys():
             raise CorpusError(f"the state is of the domains {', '.join(state['cursors'])}, not of these batches")
         self._step, self._cursors, self.weights = state["step"], dict(state["cursors"]), dict(state["weights"])
 
     def _chunk(self, domain: str) -> npt.NDArray[np.int64]:
+        """Return the next chunk [sequence + 1] of a domain; the last token is the label of the one before."""
         tokens, cursor = self._tokens[domain], self._cursors[domain]
         chunks = (len(tokens) - 1) // self.sequence
         epoch, index = divmod(cursor, chunks)
         self._cursors[domain] = cursor + 1
+        # Orders follow from (seed, domain, epoch), so a resumed reader finds its place; one per domain is kept.
         if (domain, epoch) not in self._orders:
             self._orders = {key: order for key, order in self._orders.items() if key[0] != domain}
             key = [self.seed, 1 + list(self._tokens).index(domain), epoch]
             self._orders[domain, epoch] = np.random.default_rng(key).permutation(chunks)
+        # Chunks begin `sequence` tokens apart and share one: the last label of one is the first input of the next.
         start = int(self._orders[domain, epoch][index]) * self.sequence
         chunk = tokens[start : start + self.sequence + 1].astype(np.int64)
         if int(chunk.max()) >= self.store.vocab:

@@ -23,14 +23,15 @@ from shallowdraft.files import (
 
 VALIDATION_EVERY = 100
 Part = Literal["train", "val"]
-Document = tuple[str, Part, str]
-LONGEST_NAME = 128  # characters of a domain
+CorpusDocument = tuple[str, Part, str]
+"""Domain, part and text."""
+LONGEST_NAME = 128  # characters in the name of a domain
 _DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
 _UNREAD = (".zst", ".bz2", ".zip")
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusFile:
     """One file of a corpus."""
 
     path: Path
@@ -38,12 +39,12 @@ class Source:
     validation: bool
 
 
-def find_sources(folder: Path) -> list[Source]:
-    """The corpus files of a folder, in name order."""
+def find_corpus_files(folder: Path) -> list[CorpusFile]:
+    """Return the corpus files of a folder, in name order."""
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "no such folder"
-        raise CorpusError(f"{folder}: {found}; a corpus is a folder of .jsonl or .txt files")
-    sources = []
+        problem = "is a file" if folder.exists() else "no such folder"
+        raise CorpusError(f"{folder}: {problem}; a corpus is a folder of .jsonl or .txt files")
+    files = []
     for path in sorted(folder.iterdir()):
         plain = path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED + _UNREAD else path.name
         if plain.endswith((".jsonl", ".txt")) and path.suffix in _UNREAD:
@@ -51,16 +52,16 @@ def find_sources(folder: Path) -> list[Source]:
         if plain.endswith((".jsonl", ".txt")):
             stem = plain.rpartition(".")[0]
             domain = required_name(str(path), stem.partition("-")[0])
-            sources.append(Source(path, domain, stem.partition("-")[2].startswith("val")))
-    if not sources:
+            files.append(CorpusFile(path, domain, stem.partition("-")[2].startswith("val")))
+    if not files:
         raise CorpusError(
             f"{folder}: holds no .jsonl or .txt file, nor .xz or .gz of one; name them domain.jsonl or domain.txt"
         )
-    return sources
+    return files
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The documents of one file: `text`, and whatever else stands beside it."""
+    """Yield the documents of one file: `text`, and the other fields of its line."""
     if ".txt" in path.suffixes[-2:]:
         yield {"text": read_text(path, CorpusError)}
         return
@@ -69,7 +70,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def required_name(where: str, domain: Any) -> str:
-    """A domain becomes the name of a file of the store, and of nothing elsewhere."""
+    """Return a domain's name, or raise if it is not fit for a file name: the store has a file for each domain."""
     if not isinstance(domain, str) or not 0 < len(domain) <= LONGEST_NAME or not domain.isprintable():
         raise CorpusError(f"{where}: the domain {shortened(domain)} is no name; use some letters and digits")
     if domain.startswith(".") or not is_plain_name(domain) or "\\" in domain:
@@ -91,24 +92,24 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     return row
 
 
-def read_corpus(folder: Path) -> Iterator[Document]:
-    """Every non-empty document with its domain and part."""
+def read_corpus(folder: Path) -> Iterator[CorpusDocument]:
+    """Yield every non-empty document with its domain and part."""
     saved = any((folder / name).exists() for name in _DATASET_FILES)
     documents = _read_dataset(folder) if saved else _read_files(folder)
     yield from (document for document in documents if document[2].strip())
 
 
-def _read_dataset(folder: Path) -> Iterator[Document]:
-    """A data set that `datasets` saved: columns "text" and, if there is one, "domain"; splits train and validation."""
+def _read_dataset(folder: Path) -> Iterator[CorpusDocument]:
+    """Read a data set that `datasets` saved: columns "text" and perhaps "domain", splits train and validation."""
     try:
         from datasets import Dataset, load_from_disk
     except ImportError:
         raise CorpusError(f"{folder} holds a data set; `pip install datasets` to read it") from None
     try:
-        found = load_from_disk(str(folder))
-    except Exception as error:  # of arrow's and of its own, as the damage is
+        dataset = load_from_disk(str(folder))
+    except Exception as error:  # of arrow or of datasets, whichever meets the damage
         raise CorpusError(f"{folder}: the data set cannot be read ({first_line(error)}); copy it again") from None
-    splits = {"train": found} if isinstance(found, Dataset) else dict(found)
+    splits = {"train": dataset} if isinstance(dataset, Dataset) else dict(dataset)
     if unknown := [name for name, split in splits.items() if "text" not in split.column_names]:
         raise CorpusError(f'{folder}: split {unknown[0]} has no "text" column, only {splits[unknown[0]].column_names}')
     for name in splits.keys() & {"train", "validation"}:
@@ -120,10 +121,10 @@ def _read_dataset(folder: Path) -> Iterator[Document]:
             yield domain, "val" if held_out else "train", row["text"]
 
 
-def _read_files(folder: Path) -> Iterator[Document]:
-    sources = find_sources(folder)
-    has_validation = {source.domain for source in sources if source.validation}
-    for source in sources:
-        for number, row in enumerate(read_rows(source.path)):
-            held_out = source.validation or (source.domain not in has_validation and number % VALIDATION_EVERY == 1)
-            yield source.domain, "val" if held_out else "train", row["text"]
+def _read_files(folder: Path) -> Iterator[CorpusDocument]:
+    files = find_corpus_files(folder)
+    has_validation = {file.domain for file in files if file.validation}
+    for file in files:
+        for number, row in enumerate(read_rows(file.path)):
+            held_out = file.validation or (file.domain not in has_validation and number % VALIDATION_EVERY == 1)
+            yield file.domain, "val" if held_out else "train", row["text"]

@@ -1,6 +1,10 @@
-"""Several processes under torchrun: FSDP2 shards the model, each process takes its rows of every batch.
+"""Training in several processes under torchrun: FSDP2 shards the model, each process takes its rows of every batch.
 
-Without torchrun every function here leaves things as they are, so the training loop is written once.
+Every process draws the same batch from the same seed and keeps every N-th row of it, so N processes train on exactly
+the tokens that one process would. Losses are divided by the rows of the whole batch and multiplied by N, because FSDP
+averages gradients over processes; the mean that is reported, and the gradients, are therefore those of one process up
+to the order of floating-point sums. Without torchrun every function returns its input, so the training loop is written
+once.
 """
 
 from typing import Any, TypeVar
@@ -15,20 +19,16 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from shallowdraft.distributed import is_first as is_first
-from shallowdraft.distributed import join as join
-from shallowdraft.distributed import leave as leave
-from shallowdraft.distributed import processes as processes
-from shallowdraft.distributed import rank as rank
+from shallowdraft.distributed import is_first, processes, rank
 from shallowdraft.errors import OptionError
 from shallowdraft.models.checkpoint import assemble
 from shallowdraft.models.decoder import Decoder
 
-_T = TypeVar("_T")
+_Tree = TypeVar("_Tree")
 
 
-def wait() -> None:
-    """Until every process is here."""
+def wait_for_all() -> None:
+    """Wait until every process has come to this point."""
     if dist.is_initialized():
         dist.barrier()
 
@@ -40,20 +40,21 @@ def shard(model: Decoder) -> None:
     mesh = init_device_mesh(model.device.type, (processes(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
+    # The outermost module last: it takes what the blocks left, embedding, final norm and head.
     fully_shard(model, mesh=mesh)
     register_fsdp_forward_method(model, "logits")
 
 
-def gathered(model: Decoder) -> Decoder:
-    """The model in one piece, in every process."""
+def gather_model(model: Decoder) -> Decoder:
+    """Return the model unsharded, in every process; all of them must call this."""
     if not isinstance(model, FSDPModule):
         return model
-    model.reshard()  # a forward pass leaves the outermost weights in one piece
-    return assemble(model.shape, {name: whole(model.get_parameter(name)).detach() for name in model.shape.layout()})
+    model.reshard()  # a forward pass leaves the outermost weights unsharded
+    return assemble(model.shape, {name: unshard(model.get_parameter(name)).detach() for name in model.shape.layout()})
 
 
-def own_rows(batch: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The rows of this process, of a batch that all processes drew alike."""
+def rows_of_this_process(batch: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return this process's rows of a batch that all processes drew alike."""
     if processes() == 1:
         return batch
     if len(batch) % processes():
@@ -61,24 +62,28 @@ def own_rows(batch: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return batch[rank() :: processes()]
 
 
-def mean(value: Tensor) -> float:
-    """Over the processes."""
+def mean_over_processes(value: Tensor) -> float:
+    """Return the mean of a scalar over the processes."""
     if processes() > 1:
         dist.all_reduce(value)
     return float(value) / processes()
 
 
-def agreed(value: bool, device: torch.device) -> bool:
-    """What the first process says."""
+def decision_of_the_first(value: bool, device: torch.device) -> bool:
+    """Return the first process's value in every process.
+
+    Whoever saves, or stops, must do it after the same step as all others: saving gathers shards from every process.
+    """
     if processes() == 1:
         return value
+    # Only the first process adds 1, so that the sum is its value.
     flag = torch.tensor(float(value and is_first()), device=device)
     dist.all_reduce(flag)
     return bool(flag)
 
 
 def average_gradients(module: nn.Module | None) -> None:
-    """Of parameters that every process holds whole."""
+    """Average the gradients of a module that FSDP does not shard, of which every process holds all parameters."""
     if processes() == 1 or module is None:
         return
     for parameter in module.parameters():
@@ -87,26 +92,28 @@ def average_gradients(module: nn.Module | None) -> None:
             parameter.grad /= processes()
 
 
-def whole(tree: _T) -> _T:
-    """Every sharded tensor in one piece; all processes must ask."""
-    gathered: _T = tree_map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, tree)
+def unshard(tree: _Tree) -> _Tree:
+    """Return nested containers with every sharded tensor gathered; all processes must call this."""
+    gathered: _Tree = tree_map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, tree)
     return gathered
 
 
 def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
-    model.load_state_dict({name: _like(model.get_parameter(name), tensor) for name, tensor in state.items()})
+    """Load whole tensors into a model that may be sharded."""
+    model.load_state_dict({name: _shard_like(model.get_parameter(name), tensor) for name, tensor in state.items()})
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load whole moments into the optimiser of a model that may be sharded."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for index, values in state["state"].items():
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.dim():
-                values[name] = _like(parameters[index], value)
+            if isinstance(value, Tensor) and value.dim():  # AdamW's step count is a scalar and stays whole
+                values[name] = _shard_like(parameters[index], value)
     optimiser.load_state_dict(state)
 
 
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
+def _shard_like(parameter: Tensor, value: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return value
     return distribute_tensor(value, parameter.device_mesh, parameter.placements)

@@ -1,4 +1,12 @@
-"""The state of a training run on disk: one file that is replaced whole, and the metrics up to it."""
+"""The state of a training run on disk: one file that is replaced as a whole, and the metrics up to it.
+
+A resumed run is bit-identical to an undisturbed one because a step depends on nothing but `state.pt`:
+- the weights, what the task learns beside them, and AdamW's moments are stored in full precision;
+- batches, gates and rollouts draw their random numbers from (seed, step), so no generator's state is needed;
+- the step number fixes the learning rate, the position in the text and the phase of the masks;
+- the domain weights, which follow from losses that were measured earlier, are part of the position in the text.
+A run with another shape, task or recipe would read the same file as something else, so its description is compared.
+"""
 
 import json
 import math
@@ -13,15 +21,16 @@ from torch import nn
 
 from shallowdraft.building import data_parallel
 from shallowdraft.building.batches import Batches
+from shallowdraft.distributed import is_first
 from shallowdraft.errors import CheckpointError, TrainingError, first_line
-from shallowdraft.files import path_in_errors, read_lines, require_regular
+from shallowdraft.files import path_in_errors, read_lines, replacing, require_regular
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
 from shallowdraft.records import write_whole
 
 
 class RunState:
-    """`state.pt` holds all that the rest of a run depends on, `metrics.jsonl` a line a step."""
+    """`state.pt` with everything that the rest of a run depends on, and `metrics.jsonl` with a line a step."""
 
     def __init__(
         self,
@@ -36,43 +45,43 @@ class RunState:
         self._model, self._learned, self._optimiser, self._batches = model, learned, optimiser, batches
         self._description = dict(description)
         folder.mkdir(parents=True, exist_ok=True)
-        self._board: Any = None
-        self._saved_s, self._saving_s = time.monotonic(), 0.0
+        self._tensorboard: Any = None
+        self._last_save_s, self._saving_s = time.monotonic(), 0.0
 
-    def due(self, every_s: float, share: float) -> bool:
-        """Whether it is that long ago that it was saved, and saving takes no more than a share of the time."""
-        return time.monotonic() - self._saved_s >= max(every_s, self._saving_s / share)
+    def is_due(self, every_s: float, share: float) -> bool:
+        """Return whether the last save is `every_s` ago and the next would take no more than a share of the time."""
+        return time.monotonic() - self._last_save_s >= max(every_s, self._saving_s / share)
 
     def save(self, step: int, best: float) -> None:
+        """Replace the saved state; all processes must call this."""
         begin_s = time.monotonic()
         state = {
             "description": self._description,
             "step": step,
-            "best": best,
-            "model": data_parallel.whole(self._model.state_dict()),
+            "best": best,  # else a resumed run would not know a diverged loss
+            "model": data_parallel.unshard(self._model.state_dict()),
             "learned": self._learned.state_dict() if self._learned else {},
-            "optimiser": data_parallel.whole(self._optimiser.state_dict()),
+            "optimiser": data_parallel.unshard(self._optimiser.state_dict()),
             "batches": self._batches.state,
         }
-        if data_parallel.is_first():
-            partial = self.path.with_suffix(".partial")
+        if is_first():
             try:
-                torch.save(state, partial)
-                partial.replace(self.path)
+                with replacing(self.path) as partial:
+                    torch.save(state, partial)
             except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
-                partial.unlink(missing_ok=True)
                 raise TrainingError(
                     f"the state after step {step} could not be written to {self.path.parent} ({error}); "
                     "make room and run the same command again, it goes on from the last state"
                 ) from None
-        data_parallel.wait()
-        self._saved_s = time.monotonic()
-        self._saving_s = self._saved_s - begin_s
+        # No process may go on, or end, before the state it would resume from is on disk.
+        data_parallel.wait_for_all()
+        self._last_save_s = time.monotonic()
+        self._saving_s = self._last_save_s - begin_s
 
     def resume(self) -> tuple[int, float]:
-        """Load what was saved, if anything; the step to go on with and the best loss so far."""
+        """Load the saved state, if there is one; return the number of steps done and the best loss so far."""
         if not self.path.exists():
-            if data_parallel.is_first():
+            if is_first():
                 self._metrics.unlink(missing_ok=True)
             return 0, math.inf
         require_regular(self.path, CheckpointError)
@@ -94,33 +103,35 @@ class RunState:
         data_parallel.load_model(self._model, state["model"])
         data_parallel.load_optimiser(self._optimiser, state["optimiser"])
         for parameter, moments in self._optimiser.state.items():
+            # torch accepts moments of any shape here and fails, or broadcasts, only at the next step.
             if any(moment.shape not in ((), parameter.shape) for moment in moments.values()):
                 raise ValueError("the optimiser's state is of other sizes")
-        if self._learned:
+        if self._learned:  # of masks: log a, and the multipliers, which are a buffer
             self._learned.load_state_dict(state["learned"])
         self._batches.restore(state["batches"])
-        if data_parallel.is_first():
-            self._forget_after(step)
+        if is_first():
+            self._drop_metrics_after(step)
         return step, best
 
     def log(self, record: Mapping[str, Any]) -> None:
-        if not data_parallel.is_first():
+        """Append a step's figures to metrics.jsonl and, where TensorBoard is installed, to its event file."""
+        if not is_first():
             return
         with path_in_errors(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-        self._board = self._board or _tensorboard(self._metrics.parent)
+        self._tensorboard = self._tensorboard or _new_tensorboard(self._metrics.parent)
         for name, value in (record | record["details"]).items():
-            if self._board and isinstance(value, float):
-                self._board.add_scalar(name, value, record["step"])
+            if self._tensorboard and isinstance(value, float):
+                self._tensorboard.add_scalar(name, value, record["step"])
 
-    def _forget_after(self, step: int) -> None:
-        """Steps after the saved one are done again; their records would stand there twice."""
+    def _drop_metrics_after(self, step: int) -> None:
+        """Drop the records of steps after the saved one, which are done, and logged, again."""
         lines = (line for _, line in read_lines(self._metrics, CheckpointError)) if self._metrics.exists() else ()
         write_whole(self._metrics, "".join(islice(lines, step)))
 
 
-def _tensorboard(folder: Path) -> Any:
-    """A TensorBoard writer where the package is installed, else False."""
+def _new_tensorboard(folder: Path) -> Any:
+    """Return a TensorBoard writer where the package is installed, else False."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,159 +1,167 @@
-"""From a parent to a trained draft: the stages that commands and recipes put together."""
+"""Stages of building a draft: `pretrain`, `distill`, `train_heads`; `prune` is in pruning_stage.py.
 
-import copy
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+A stage does the whole job, from paths and options to a saved model: it checks its input, opens or writes the token
+store, loads models, trains, measures, saves and returns what it wrote. The same call continues an unfinished run, and
+returns the result of a finished one again. Under torchrun all processes make the same call and share the work. Nothing
+is printed: `follow` gets the progress and `say` sentences for the user.
+"""
+
+import time
+from dataclasses import replace
 from pathlib import Path
-from zlib import crc32
-
-import torch
+from typing import Any
 
 from shallowdraft.building import data_parallel
-from shallowdraft.building.batches import Batches
-from shallowdraft.building.domain_weights import Balance
-from shallowdraft.building.generated_text import share_generated
-from shallowdraft.building.importance import Importance, measure_importance
-from shallowdraft.building.jobs import Distil, Job, Trained
-from shallowdraft.building.masks import Shear
-from shallowdraft.building.pruning import MOST_CANDIDATES, carve, choose, layer_candidates
-from shallowdraft.building.token_store import TokenStore
-from shallowdraft.building.training import Recipe, Step, rows_at_once, train, validate
-from shallowdraft.errors import TrainingError
-from shallowdraft.models.decoder import Decoder
-from shallowdraft.shapes.shape import ModelShape
-
-FEWEST_STEPS = 10  # of a trial
-BALANCE_TIMES = 20  # domains are weighted anew so often in a run that balances them
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """Text to train on, a folder for unfinished work, and someone who follows it."""
-
-    store: TokenStore
-    folder: Path
-    follow: Callable[[str, Generator[Step, None, None]], None]
-    """Given a stage's name and its steps as they are done; must take them all, or close them and raise."""
-    domains: tuple[str, ...] | None = None
-    """Domains of the store to train on; None means all."""
-    generated_share: float = 0.5
-    """Of every batch, the target's own text where the store has some beside the corpus."""
-    count: Callable[[str, int], Iterable[int]] = lambda _name, total: range(total)
-    """Given what is done and how many times, counts them and may show how far it is."""
-    compiled: bool = False
-    recompute: bool = False
-    validation_tokens: int = 65536
-    importance_tokens: int = 262144
-
-    def train(
-        self, name: str, model: Trained, job: Job[Trained], recipe: Recipe, balance: Balance | None = None
-    ) -> None:
-        """Train in place; an unfinished stage of that name is taken up where it stopped.
-
-        Stages read the text in different orders, lest one repeats what the one before it has learned.
-        """
-        kind = name.partition("-")[0]  # all candidate layers, or rates, are tried on the same text
-        seed = crc32(f"{recipe.seed} {kind}".encode())
-        batches = Batches(self.store, rows=recipe.rows, sequence=recipe.sequence, seed=seed, domains=self.domains)
-        batches.weights = share_generated(batches.weights, self.generated_share)
-        steps = train(
-            model,
-            job,
-            batches,
-            recipe,
-            self.folder / name,
-            balance=balance,
-            compiled=self.compiled,
-            recompute=self.recompute,
-        )
-        self.follow(name, steps)
-
-    def validate(
-        self, model: Decoder, target: Decoder | None, sequence: int, domains: Sequence[str] | None = None
-    ) -> dict[str, float]:
-        """On held-out text, the same for every model."""
-        rows = min(rows_at_once(model.shape, sequence), max(1, self.validation_tokens // sequence))
-        held_out = Batches(self.store, part="val", rows=rows, sequence=sequence, seed=0, domains=domains)
-        return validate(model, target, held_out, max(1, self.validation_tokens // (rows * sequence)))
-
-    def balance(self, target: Decoder, recipe: Recipe) -> Balance:
-        """Weigh domains by how far a model's loss is above the target's, some times in a run."""
-        held_out = Batches(self.store, part="val", rows=1, sequence=recipe.sequence, seed=0, domains=self.domains)
-        domains = tuple(held_out.weights)
-        losses = partial(self._losses, sequence=recipe.sequence, domains=domains)
-        return Balance(losses, max(1, recipe.steps // BALANCE_TIMES), reference=losses(target))
-
-    def _losses(self, model: Decoder, sequence: int, domains: tuple[str, ...]) -> dict[str, float]:
-        losses = {}
-        for domain in domains:
-            held_out = Batches(self.store, part="val", rows=4, sequence=sequence, seed=0, domains=[domain])
-            losses[domain] = validate(model, None, held_out, 1)["loss"]
-        return losses
+from shallowdraft.building.corpus import read_corpus
+from shallowdraft.building.medusa import fit_heads
+from shallowdraft.building.output_folder import BuildResult, OutputFolder
+from shallowdraft.building.recipe import DistillationOptions, TrainingOptions
+from shallowdraft.building.stage_steps import (
+    distil,
+    finish_model,
+    finished_earlier,
+    join_processes,
+    new_trainer,
+    output_folder,
+    with_generated_text,
+)
+from shallowdraft.building.tasks import Pretraining, require_objective
+from shallowdraft.building.tokenizer import train_tokenizer
+from shallowdraft.building.training import fresh_decoder
+from shallowdraft.distributed import is_first, launched
+from shallowdraft.errors import OptionError, VocabularyError
+from shallowdraft.limits import MOST_HEADS
+from shallowdraft.models.checkpoint import require_decoder_only
+from shallowdraft.models.heads import save_heads
+from shallowdraft.models.model import Model, check_vocabulary, load
+from shallowdraft.models.vocabulary import load_tokenizer, save_tokenizer
+from shallowdraft.portable import require_portable
+from shallowdraft.progress import Follow, Say, run_silently, say_nothing
+from shallowdraft.shapes.notation import parse_shape
 
 
-def prune_by_importance(
-    shop: Workshop,
-    parent: Decoder,
-    wanted: ModelShape,
-    recipe: Recipe,
+def pretrain(
     *,
-    objective: str,
-    probe: float,
-    target: Decoder | None = None,
-    sets: int = MOST_CANDIDATES,
-) -> Decoder:
-    """Carve up to so many sets of layers, distil each on a share of the tokens, keep what the target accepts most of.
+    shape: str,
+    corpus: str | Path,
+    out: str | Path,
+    options: TrainingOptions,
+    tokenizer: str | None = None,
+    vocab: int = 8192,
+    context: int = 2048,
+    device: str | None = None,
+    follow: Follow = run_silently,
+    say: Say = say_nothing,
+) -> BuildResult:
+    """Train a model from scratch on a folder of text.
 
-    The target is the parent unless another one is given.
+    `tokenizer` names a folder with one; without it a byte-level BPE tokenizer of `vocab` tokens is trained on the
+    corpus.
     """
-    target = target or parent
-    importance = _importance(shop, parent, recipe)
-    short = replace(recipe, tokens=_share(recipe, probe))
-    # Of few sets, those with the first layer: without it a draft learns much more slowly.
-    candidates = sorted(layer_candidates(importance, wanted.layers), key=lambda layers: 0 not in layers)[:sets]
-    tried: list[tuple[float, Decoder]] = []
-    for layers in candidates:
-        decoder = carve(parent, wanted, choose(parent.shape, wanted, importance, layers))
-        if len(candidates) > 1 and probe:
-            shop.train("layers-" + "-".join(map(str, layers)), decoder, Distil(target, objective), short)
-        tried.append((shop.validate(decoder, target, recipe.sequence)["acceptance"], decoder))
-    return data_parallel.gathered(max(tried, key=lambda one: one[0])[1])
+    begin_s = time.perf_counter()
+    own = {"shape": shape, "tokenizer": tokenizer, "vocab": vocab, "context": context, "dtype": None}
+    folder = output_folder(out, corpus, options, own)
+    if result := finished_earlier(folder, say):
+        return result
+    if context < options.sequence:
+        raise OptionError(f"--sequence is {options.sequence}, longer than the model's --context of {context}")
+    model_shape = replace(parse_shape(shape, context=context), tied=True)
+    if model_shape.encoder:
+        raise OptionError(f"--shape is {shape}, an encoder–decoder; only decoder-only models are trained here")
+    require_portable(model_shape)
+    where = join_processes(folder, device)
+    used_tokenizer = _tokenizer(folder, corpus, tokenizer, vocab)
+    model_shape = replace(model_shape, vocab=len(used_tokenizer))
+    trainer = new_trainer(folder, corpus, used_tokenizer, options, follow, say)
+    folder.start()
+    decoder = fresh_decoder(model_shape, options.seed).to(where)
+    trainer.train("pretrain", decoder, Pretraining(), options.recipe(model_shape))
+    held_out = trainer.validate(decoder, None, options.sequence)
+    decoder = data_parallel.gather_model(decoder)
+    model = Model(str(out), decoder, used_tokenizer, (used_tokenizer.eos_token_id,))
+    return finish_model(folder, model, held_out, begin_s)
 
 
-def _share(recipe: Recipe, share: float) -> int:
-    """Tokens of a trial: a share of the run's, but enough steps to tell something."""
-    return min(recipe.tokens, max(round(share * recipe.tokens), FEWEST_STEPS * recipe.batch_tokens))
+def distill(
+    *,
+    draft: str,
+    target: str,
+    corpus: str | Path,
+    out: str | Path,
+    options: DistillationOptions,
+    dtype: str | None = None,
+    device: str | None = None,
+    follow: Follow = run_silently,
+    say: Say = say_nothing,
+) -> BuildResult:
+    """Train a draft to agree with its target; `dtype` is the target's."""
+    begin_s = time.perf_counter()
+    folder = output_folder(out, corpus, options, {"draft": draft, "target": target, "dtype": dtype})
+    if result := finished_earlier(folder, say):
+        return result
+    require_objective(options.objective, options.rollout)
+    require_decoder_only(target, draft)
+    where = join_processes(folder, device)
+    teacher = load(target, dtype, where, trainable=True)
+    student = load(draft, "float32", where, trainable=True)
+    check_vocabulary(teacher, student).require()
+    trainer = new_trainer(folder, corpus, teacher.require_tokenizer(), options, follow, say)
+    folder.start()
+    decoder, held_out = distil(trainer, folder, student.decoder, teacher, options, options.tokens)
+    return finish_model(folder, replace(student, name=str(out), decoder=decoder), held_out, begin_s)
 
 
-def _importance(shop: Workshop, parent: Decoder, recipe: Recipe) -> Importance:
-    reader = Batches(shop.store, rows=16, sequence=recipe.sequence, seed=recipe.seed)
-    count = max(1, shop.importance_tokens // (16 * recipe.sequence))
-    return measure_importance(parent, (torch.from_numpy(reader.next()[:, :-1]).to(parent.device) for _ in range(count)))
+def train_heads(
+    *,
+    target: str,
+    corpus: str | Path,
+    out: str | Path,
+    options: DistillationOptions,
+    count: int = 4,
+    dtype: str | None = None,
+    device: str | None = None,
+    follow: Follow = run_silently,
+    say: Say = say_nothing,
+) -> BuildResult:
+    """Train `count` Medusa heads on a target, which stays as it is; `dtype` is the target's."""
+    begin_s = time.perf_counter()
+    folder = output_folder(out, corpus, options, {"target": target, "count": count, "dtype": dtype})
+    if result := finished_earlier(folder, say):
+        return result
+    require_objective(options.objective, options.rollout)
+    if not 1 <= count <= MOST_HEADS:
+        raise OptionError(f"--count is {count}; it must be from 1 to {MOST_HEADS}")
+    if options.rollout:
+        raise OptionError("--rollout is for drafts; heads learn from the target's text")
+    if count >= options.sequence:
+        raise OptionError(f"--sequence is {options.sequence}; {count} heads need longer ones")
+    if launched() > 1:
+        raise OptionError("heads are small and trained by one process; leave torchrun out")
+    require_decoder_only(target)
+    where = join_processes(folder, device)
+    model = load(target, dtype, where, trainable=True)
+    trainer = new_trainer(folder, corpus, model.require_tokenizer(), options, follow, say)
+    trainer = with_generated_text(trainer, folder, model, options)
+    folder.start()
+    heads, held_out = fit_heads(trainer, model.decoder, count, options.recipe(model.shape), options.objective)
+    figures = {name: round(value, 4) for name, value in held_out.items()}
+    config = {"target": target, "objective": options.objective, "tokens": options.tokens, "held_out": figures}
+    parameters, seconds = sum(weight.numel() for weight in heads.parameters()), time.perf_counter() - begin_s
+    result = BuildResult(folder.path, f"{count} heads on {target}", {"heads": count}, parameters, held_out, seconds)
+    return folder.finish(result, lambda: save_heads(heads, folder.path, **config))
 
 
-def prune_by_masks(shop: Workshop, parent: Decoder, wanted: ModelShape, recipe: Recipe, *, objective: str) -> Decoder:
-    """Train weights and masks together, then carve what the masks keep."""
-    model, job = copy.deepcopy(parent), Shear(parent, wanted, objective, seed=recipe.seed)
-    shop.train("masks", model, job, recipe, shop.balance(parent, recipe))
-    return carve(data_parallel.gathered(model), wanted, job.masks.cut())
-
-
-def sweep(
-    shop: Workshop, model: Decoder, job: Distil, recipe: Recipe, *, rates: tuple[float, ...], share: float
-) -> dict[float, float]:
-    """The acceptance that each learning rate gives after a share of the tokens."""
-    found: dict[float, float] = {}
-    failed: TrainingError | None = None
-    for rate in rates:
-        trial = copy.deepcopy(model)
-        short = replace(recipe, tokens=_share(recipe, share), learning_rate=rate)
-        try:
-            shop.train(f"rate-{rate:g}", trial, job, short)
-        except TrainingError as error:  # it diverged
-            failed = error
-            continue
-        found[rate] = shop.validate(trial, job.target, recipe.sequence)["acceptance"]
-    if failed and not found:
-        raise failed
-    return found
+def _tokenizer(folder: OutputFolder, corpus: str | Path, name: str | None, vocab: int) -> Any:
+    """Load the named tokenizer, or the one that this run has trained before, or train one."""
+    own = folder.work / "tokenizer"
+    if name is not None:
+        loaded = load_tokenizer(Path(name))
+        if loaded is None:
+            raise VocabularyError(f"{name} holds no tokenizer; name a folder with tokenizer.json")
+        return loaded
+    trained = load_tokenizer(own) if folder.started else None
+    if trained is None and is_first():
+        documents = read_corpus(Path(corpus))
+        save_tokenizer(train_tokenizer((text for _, part, text in documents if part == "train"), vocab), own)
+    data_parallel.wait_for_all()
+    return trained or load_tokenizer(own)

@@ -1,4 +1,4 @@
-"""Tokenizers: train one on a corpus, and tell whether two are the same."""
+"""Training of tokenizers, and a fingerprint by which two are compared."""
 
 import hashlib
 import json
@@ -8,11 +8,11 @@ from typing import Any
 from shallowdraft.errors import CorpusError
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end token
-CHARACTERS_AT_ONCE = 2**20  # `tokenizers` needs 0.2 KB of memory a token of what it encodes at once
+CHARACTERS_AT_ONCE = 2**20  # `tokenizers` needs 0.2 KB of memory for every token that it encodes at once
 
 
 def train_tokenizer(documents: Iterator[str], vocab: int) -> Any:
-    """A byte-level BPE tokenizer of exactly `vocab` tokens; `<|end|>` ends a document."""
+    """Train a byte-level BPE tokenizer of exactly `vocab` tokens; `<|end|>` ends a document."""
     if vocab < SMALLEST_VOCABULARY:
         raise CorpusError(f"a vocabulary of {vocab} cannot hold all bytes; use at least {SMALLEST_VOCABULARY}")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -37,13 +37,13 @@ def train_tokenizer(documents: Iterator[str], vocab: int) -> Any:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """What identifies a tokenizer: its map from tokens to ids."""
+    """Return a hash of a tokenizer's map from tokens to ids."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
 
 def split_text(text: str) -> Iterator[str]:
-    """Cut a long document where a line ends, so that what is made of it at a time is bounded."""
+    """Cut a long document at line ends, so that the memory for encoding a piece is bounded."""
     start = 0
     while len(text) - start > CHARACTERS_AT_ONCE:
         end = text.rfind("\n", start, start + CHARACTERS_AT_ONCE) + 1 or start + CHARACTERS_AT_ONCE

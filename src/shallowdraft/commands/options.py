@@ -52,14 +52,10 @@ class ModelCommand(Command):
 
 
 def require_decoder_only(*names: str) -> None:
-    """Refuse encoder–decoders, which few commands take, before anything is loaded."""
-    from shallowdraft.models.checkpoint import find_folder, read_shape
+    """Refuse encoder–decoders; torch is imported only now."""
+    from shallowdraft.models import checkpoint
 
-    for name in names:
-        if read_shape(find_folder(name, weights=False)).encoder:
-            raise OptionError(
-                f"{name} is an encoder–decoder, which only generate and inspect take; name a decoder-only model"
-            )
+    checkpoint.require_decoder_only(*names)
 
 
 @dataclass(frozen=True, kw_only=True)

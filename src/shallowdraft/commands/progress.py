@@ -1,23 +1,32 @@
-"""A line of progress on stderr for work that can be counted; into a log, a new line now and then.
+"""Progress on stderr: on a terminal one line that is updated, in a pipe a line now and then.
 
-It is drawn only when something is done, never by a thread of its own: nothing may come between what is being timed.
+It is drawn only when a step is done, never by a thread of its own: nothing may come between what is being timed.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
+
+from shallowdraft.progress import StepsDone
 
 LOG_EVERY_S = 30
 DRAW_EVERY_S = 0.1
 
 
-def follow(name: str, done: Iterable[int], total: int) -> None:
-    """Take an iterator of how much is done to its end."""
-    for _ in shown(name, done, total):
-        pass
+def follow(name: str, steps: Iterable[int], total: int) -> None:
+    """Take an iterator of the number of steps done to its end, and show it."""
+    try:
+        for _ in shown(name, steps, total):
+            pass
+    except KeyboardInterrupt:
+        notes(["what is done is kept; the same command goes on"])
+        raise
 
 
-def shown(name: str, done: Iterable[int], total: int) -> Iterator[int]:
-    """Hand on how much is done, and show it."""
+def shown(name: str, steps: Iterable[int], total: int) -> Generator[int, None, None]:
+    """Yield the number of steps done, and show it with the figures of the last step where it has some.
+
+    Steps with figures leave a line behind when they end. Closing this iterator closes that of the steps.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from shallowdraft.commands.console import Console
@@ -27,23 +36,30 @@ def shown(name: str, done: Iterable[int], total: int) -> Iterator[int]:
     every_s = DRAW_EVERY_S if console.is_terminal else LOG_EVERY_S
     due_s = time.monotonic() + (0 if console.is_terminal else every_s)
     bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
+    figures = line = printed = ""
     try:
         with bar as progress:
             task = progress.add_task(name, total=total)
-            for count in done:
+            for done in steps:
+                figures = done.detail if isinstance(done, StepsDone) else ""
+                line = f"{name}: {done} of {total}" + (f", {figures}" if figures else "")
                 due = time.monotonic() >= due_s
-                progress.update(task, completed=count, refresh=due)
+                description = f"{name}: {figures}" if figures else name
+                progress.update(task, completed=done, description=description, refresh=due)
                 if due and not console.is_terminal:
-                    console.print(f"{name}: {count} of {total}", style="dim")
+                    console.print(line, style="dim", soft_wrap=True)
+                    printed = line
                 due_s = time.monotonic() + every_s if due else due_s
-                yield count
-    except KeyboardInterrupt:
-        console.print("what is done is kept; the same command goes on", style="dim")
-        raise
+                yield done
+    finally:
+        if isinstance(steps, Generator):
+            steps.close()
+    if figures and line != printed:
+        console.print(line, style="dim", soft_wrap=True)
 
 
 def notes(lines: Iterable[str]) -> None:
-    """What the user should know beside the result: a line each on stderr."""
+    """Print what the user should know beside the result, a line each on stderr."""
     from shallowdraft.commands.console import Console
 
     console = Console(stderr=True, highlight=False)

@@ -1,43 +1,30 @@
-"""What the commands that train share: options, the token store, a progress line, the end."""
+"""Options and output that the commands that train share."""
 
 import json
-import shutil
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from math import isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
+from shallowdraft.building.recipe import TrainingOptions
 from shallowdraft.commands.interruption import noted, obey
 from shallowdraft.commands.options import ModelCommand, Rate
-from shallowdraft.errors import OptionError, TrainingError, printable
-from shallowdraft.files import read_json
-from shallowdraft.records import write_whole
+from shallowdraft.commands.progress import shown
+from shallowdraft.errors import OptionError
+from shallowdraft.progress import run_silently
 
 if TYPE_CHECKING:
-    import torch
+    from shallowdraft.building.output_folder import BuildResult
 
-    from shallowdraft.building.estimate import Plan
-    from shallowdraft.building.stages import Workshop
-    from shallowdraft.building.token_store import TokenStore
-    from shallowdraft.building.training import Recipe, Step
-    from shallowdraft.models.model import Model
-    from shallowdraft.shapes.shape import ModelShape
-
-_SAME_RESULT = ("debug", "device", "threads", "json_output", "out", "dry_run")  # options that do not change a run
-SWEPT = (0.5, 1.0, 2.0)  # learning rates that are tried, over the one that the width suggests
-LOG_EVERY_S = 30
-SWEEP_SHARE = 0.1  # of the tokens, for each
+StageOptions = TypeVar("StageOptions", bound=TrainingOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCommand(ModelCommand):
-    """What every command takes that trains. Killed or interrupted, the same command goes on where it stopped; where it
+    """Options of every command that trains. Killed or interrupted, the same command goes on where it stopped; where it
     is done it says so again.
 
     Under `torchrun --nproc-per-node N -m shallowdraft …` the work is shared by N processes.
@@ -66,216 +53,82 @@ class TrainingCommand(ModelCommand):
     """Print the result as one JSON object and nothing else on stdout."""
 
     def run(self) -> int:
-        if (Path(self.out) / "config.json").exists():
-            return self._say_again()
-        return self.build()
+        self.set_threads()
+        result = self.build()
+        if is_first():
+            self.show(result)
+        return 0
 
     @abstractmethod
-    def build(self) -> int:
-        """Train, measure and `finish`."""
+    def build(self) -> "BuildResult":
+        """Train, measure and save."""
 
-    @property
-    def work(self) -> Path:
-        return Path(self.out) / "training"
+    def show(self, result: "BuildResult") -> None:
+        """Print what was written and how good it is."""
+        if self.json_output:
+            print(json.dumps({"out": self.out, **result.about, **result.held_out}))
+            return
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in result.held_out.items())
+        print(f"{self.out}: {result.description}; held out: {figures}")
 
-    def recipe(self, shape: "ModelShape | None" = None) -> "Recipe":
-        from shallowdraft.building.training import Recipe, rows_at_once, usual_rate
-
-        rate = self.learning_rate or (usual_rate(shape) if shape else 1e-3)
-        return Recipe(
-            tokens=self.tokens,
-            batch_tokens=self.batch_tokens,
-            sequence=self.sequence,
-            micro_rows=rows_at_once(shape, self.sequence) if shape else 1,
-            learning_rate=rate,
-            seed=self.seed,
-        )
-
-    def start(self) -> "torch.device":
-        """Find what is wrong before any work, and join the other processes."""
-        from shallowdraft.building import data_parallel
-        from shallowdraft.models.model import resolve_device
-
-        self.recipe()
-        self.set_threads()
-        device = data_parallel.join(resolve_device(self.device))
-        self._require_same_run()
-        return device
+    def options(self, kind: type[StageOptions]) -> StageOptions:
+        """Return the options of a stage, each the field of the same name of this command."""
+        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
 
     def require_float32(self) -> None:
+        """Refuse other types of weights."""
         if self.dtype not in (None, "float32"):
             raise OptionError(f"--dtype is {self.dtype}; weights are trained in float32, on CUDA with bf16 arithmetic")
 
-    @property
-    def _record(self) -> Path:
-        """The options of the run that the work folder belongs to; there once it trains."""
-        return self.work / "run.json"
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name not in _SAME_RESULT}
-
-    @property
-    def resumes(self) -> bool:
-        """Whether what lies in the work folder is this run's."""
-        return self._record.exists()
-
-    def _changed(self) -> str:
-        """The options that the run in the output folder, if there is one, was started with and this one was not."""
-        if not self.resumes:
-            return ""
-        begun = read_json(self._record, TrainingError)
-        if set(begun) != set(self._options):
-            return "another command"
-        changed = [name for name, value in self._options.items() if value != begun[name]]
-        return ", ".join(f"--{name.replace('_', '-')} {printable(str(begun[name]))[:200]}" for name in changed)
-
-    def _require_same_run(self) -> None:
-        """An unfinished run in the output folder must have been started with the same options."""
-        if was := self._changed():
-            raise OptionError(
-                f"{self.out} holds an unfinished run that was started with {was}; use the same options to go on, "
-                "or name another folder"
-            )
-
-    @property
-    def _result(self) -> Path:
-        """What `finish` said of the run; there before the model is."""
-        return self.work / "result.json"
-
-    def _say_again(self) -> int:
-        """The model is there: say what came of it, if it is this run's."""
-        changed = self._changed()
-        if changed or not self._result.exists():
-            made = f", made with {changed}" if changed else ""
-            raise OptionError(f"{self.out} already holds a model{made}; name another folder")
-        say(f"{self.out} is done")
-        self._say(read_json(self._result, TrainingError))
-        return 0
-
-    def begin(self) -> None:
-        """Nothing stands in the way of training: from here on the work folder is this run's."""
-        from shallowdraft.building import data_parallel
-
-        if data_parallel.is_first():
-            write_whole(self._record, json.dumps(self._options, indent=2) + "\n")
-
-    def workshop(self, tokenizer: Any) -> "Workshop":
-        from shallowdraft.building.batches import Batches
-        from shallowdraft.building.stages import Workshop
-
-        store = self.store(tokenizer)
-        Batches(store, rows=1, sequence=self.sequence, seed=0)  # is there text enough?
-        judged = Batches(store, part="val", rows=1, sequence=self.sequence, seed=0).weights
-        if silent := [domain for domain in store.domains if domain not in judged]:
-            say(f"{', '.join(silent)}: too little held-out text for sequences of {self.sequence}, not in the figures")
-        return Workshop(store, self.work, follow, count=count, compiled=self.compile, recompute=self.recompute)
-
-    def store(self, tokenizer: Any) -> "TokenStore":
-        """The corpus in tokens: made once, kept in the work folder."""
-        from shallowdraft.building import data_parallel
-        from shallowdraft.building.token_store import open_store, write_store
-
-        folder = self.work / "tokens"
-        if data_parallel.is_first() and not self.resumes:
-            say(f"reading {self.corpus}")
-            shutil.rmtree(folder, ignore_errors=True)  # of a start that did not come to training
-            write_store(Path(self.corpus), tokenizer, folder)
-        data_parallel.wait()
-        store = open_store(folder)
-        store.require_tokenizer(tokenizer)
-        return store
-
-    def finish(self, model: "Model", measured: dict[str, float]) -> int:
-        """Save the model and say what came of it."""
-        about = {"shape": str(model.shape), "parameters": model.shape.parameters}
-        said = f"{model.shape}, {model.shape.parameters:,} parameters"
-        return self.conclude(lambda: model.save(self.out), about, said, measured)
-
-    def conclude(self, save: "Callable[[], None]", about: dict[str, Any], said: str, measured: dict[str, float]) -> int:
-        """Save what was trained and say what it is and what it measures: the same if it is asked for once more."""
-        from shallowdraft.building import data_parallel
-
-        if wrong := [name for name, value in measured.items() if not isfinite(value)]:
-            raise TrainingError(
-                f"{self.out}: {wrong[0].replace('_', ' ')} of the trained model is {measured[wrong[0]]}; "
-                f"if training did not diverge, its saved state is damaged: remove {self.work} and train again"
-            )
-        if data_parallel.is_first():
-            result = {"about": about, "said": said, "measured": measured}
-            write_whole(self._result, json.dumps(result, indent=2) + "\n")
-            save()
-            self._say(result)
-        data_parallel.leave()
-        return 0
-
-    def _say(self, result: dict[str, Any]) -> None:
-        from shallowdraft.building import data_parallel
-
-        if not data_parallel.is_first():
-            return
-        measured = result["measured"]
-        if self.json_output:
-            print(json.dumps({"out": self.out} | result["about"] | measured))
-            return
-        values = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items())
-        print(f"{self.out}: {result['said']}; held out: {values}")
+    def shared_arguments(self) -> dict[str, Any]:
+        """Return the arguments that every stage takes, except its options."""
+        return {"corpus": self.corpus, "out": self.out, "device": self.device, "follow": follow, "say": say}
 
 
-def count(name: str, total: int) -> "Iterable[int]":
-    """Numbers up to a total, with a line of progress on stderr."""
-    from shallowdraft.building import data_parallel
-    from shallowdraft.commands.progress import shown
+@dataclass(frozen=True, kw_only=True)
+class DistillingCommand(TrainingCommand):
+    """Options of every command that ends in distillation."""
 
-    return shown(name, range(total), total) if data_parallel.is_first() else range(total)
+    objective: str = "forward-kl"
+    """forward-kl, reverse-kl, jensen-shannon, total-variation, hybrid or cross-entropy."""
+    generated: int = 0
+    """Tokens that the target writes itself after prompts from the corpus; best the same number as --tokens."""
+    generated_share: float = 1.0
+    """Share of every batch that comes from the target's own text; the rest is from the corpus."""
+    rollout: float = 0.0
+    """Share of the rows in which the draft writes the second half, which the target scores."""
 
 
-def follow(name: str, steps: "Generator[Step, None, None]") -> None:
-    """A line of progress on stderr; into a log, a new one now and then.
+def follow(name: str, steps: Iterator[int], total: int) -> None:
+    """Show progress in the first process; Ctrl-C and SIGTERM wait for the end of a step, and its state is saved."""
+    from shallowdraft.distributed import processes
 
-    Ctrl-C and SIGTERM wait for the end of a step.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from shallowdraft.building import data_parallel
-    from shallowdraft.commands.console import Console
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    said_s = time.monotonic()
-    # Several processes must stop after the same step, and none knows what others were told.
-    noting: AbstractContextManager[list[int]] = noted() if data_parallel.processes() == 1 else nullcontext([])
+    if not is_first():
+        run_silently(name, steps, total)
+        return
+    # Several processes must stop after the same step, and none knows which signals the others got.
+    waiting: AbstractContextManager[list[int]] = noted() if processes() == 1 else nullcontext([])
     try:
-        with (
-            noting as told,
-            Progress(*columns, console=console, disable=not data_parallel.is_first()) as progress,
-        ):
-            task = progress.add_task(name)
-            for number, step in enumerate(steps, 1):
-                if number == 1 and step.step > 1:
-                    say(f"{name}: going on after step {step.step - 1}")
-                state = f"{name}: loss {step.loss:.3f}, {step.tokens_per_s:,.0f} tokens/s"
-                progress.update(task, total=step.steps, completed=step.step, description=state)
-                if not console.is_terminal and time.monotonic() - said_s > LOG_EVERY_S:
-                    said_s = time.monotonic()
-                    say(f"{state}, step {step.step} of {step.steps}")
-                if told:
-                    steps.close()
-                    obey(told[0])
+        with waiting as signals, closing(shown(name, steps, total)) as showing:
+            for _ in showing:
+                if signals:
+                    showing.close()
+                    obey(signals[0])
     except (KeyboardInterrupt, SystemExit):
         say("the same command goes on from the last saved state")
         raise
 
 
-def say_plan(plan: "Plan") -> None:
-    duration = f"{plan.seconds / 60:,.0f} min" if plan.seconds >= 60 else f"{plan.seconds:.0f} s"
-    sizes = f"{plan.memory_bytes / 2**30:.2f} GiB of memory, {plan.disk_bytes / 2**30:.2f} GiB of disk"
-    say(f"about {duration}, {sizes}")
-
-
 def say(text: str) -> None:
-    from shallowdraft.building import data_parallel
-    from shallowdraft.commands.console import Console
+    """Print a line for the user on stderr, in the first process."""
+    from shallowdraft.commands.progress import notes
 
-    if data_parallel.is_first():
-        Console(stderr=True, highlight=False).print(text, style="dim", soft_wrap=True)
+    if is_first():
+        notes([text])
+
+
+def is_first() -> bool:
+    """Return whether this process prints."""
+    from shallowdraft import distributed
+
+    return distributed.is_first()

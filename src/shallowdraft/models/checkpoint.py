@@ -100,6 +100,15 @@ def read_shape(folder: Path) -> ModelShape:
         raise type(error)(f"{folder}: {error}") from None
 
 
+def require_decoder_only(*names: str) -> None:
+    """Refuse encoder–decoders, which few commands take, before anything is loaded."""
+    for name in names:
+        if read_shape(find_folder(name, weights=False)).encoder:
+            raise OptionError(
+                f"{name} is an encoder–decoder, which only generate and inspect take; name a decoder-only model"
+            )
+
+
 def check_folder(folder: Path) -> ModelShape:
     """Return the shape of a checkpoint after checking that all tensors exist in the right size; read no weight."""
     with _open_tensors(folder, read_shape(folder)) as (shape, tensors):

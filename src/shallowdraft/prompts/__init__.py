@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shallowdraft.errors import PromptError
 from shallowdraft.files import parse_json, read_lines
 from shallowdraft.prompts.published import full_rows, prompt_text
+
+if TYPE_CHECKING:
+    from shallowdraft.models.model import Model
 
 FOLDER = Path(__file__).parent
 FULL = ":full"
@@ -35,6 +38,19 @@ class Prompt:
         if self.ids:
             raise PromptError(f"prompt {self.id} is token ids, which no chat template takes; give text, or no --chat")
         return [{"role": "user", "content": self.text}]
+
+
+def fit_prompt(target: "Model", prompt: Prompt, new_tokens: int, *, chat: bool = False) -> tuple[list[int], int]:
+    """Return a prompt's tokens, cut from the left to leave room for new ones, and how many were cut."""
+    ids = target.encode_chat(prompt.turn) if chat else list(prompt.ids) or target.encode(prompt.text)
+    longest = target.shape.context - new_tokens
+    if longest < 1:
+        raise PromptError(
+            f"{target.name} has a context of {target.shape.context:,}, too short for {new_tokens:,} new tokens"
+        )
+    if not ids:
+        raise PromptError(f"prompt {prompt.id} has no tokens; remove it from its set")
+    return ids[-longest:], max(0, len(ids) - longest)
 
 
 def names() -> list[str]:

@@ -10,9 +10,9 @@ from torch import Tensor
 from shallowdraft.decoding.generate import Run
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.sampling import probabilities
-from shallowdraft.errors import PromptError, RecordError
+from shallowdraft.errors import RecordError
 from shallowdraft.models.model import Model
-from shallowdraft.prompts import Prompt
+from shallowdraft.prompts import Prompt, fit_prompt
 from shallowdraft.replay.teacher_forcing import predictions
 from shallowdraft.replay.vocabulary import vocabulary
 from shallowdraft.runs.sampling import Sampling
@@ -48,7 +48,7 @@ def record(
     recorded = {(row["set"], row["id"], row["sample"]): row["prompt"] for row in file}
     missing = []
     for set_name, prompt in prompts:
-        ids, cut = fitted(target, prompt, max_new_tokens, chat=chat)
+        ids, cut = fit_prompt(target, prompt, max_new_tokens, chat=chat)
         for sample in range(samples):
             if recorded.get((set_name, prompt.id, sample), ids) != ids:
                 raise RecordError(
@@ -63,17 +63,6 @@ def record(
         rows = missing[start : start + batch]
         append_outputs(file, list(_continued(target, rows, max_new_tokens, sampling)))
         yield total - len(missing) + start + len(rows)
-
-
-def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> tuple[list[int], int]:
-    """Return the prompt's token ids, cut from the left so that `room` new ones fit, and the number of tokens cut."""
-    ids = target.encode_chat(prompt.turn) if chat else list(prompt.ids) or target.encode(prompt.text)
-    longest = target.shape.context - room
-    if longest < 1:
-        raise PromptError(f"{target.name} has a context of {target.shape.context:,}, too short for {room:,} new tokens")
-    if not ids:
-        raise PromptError(f"prompt {prompt.id} has no tokens; remove it from its set")
-    return ids[-longest:], max(0, len(ids) - longest)
 
 
 def _continued(target: Model, rows: list[Output], max_new_tokens: int, sampling: Sampling) -> Iterator[Output]:

@@ -9,7 +9,7 @@ from may be a corpus; without one the target writes its own.
 import copy
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
@@ -18,16 +18,18 @@ from typing import TypeVar
 
 from shallowdraft import cost
 from shallowdraft.building.generated_text import write_continuations
-from shallowdraft.building.jobs import Distil
-from shallowdraft.building.stages import Workshop, prune_by_importance
+from shallowdraft.building.pruning_methods import prune_by_importance
+from shallowdraft.building.recipe import Recipe, rows_at_once, usual_rate
+from shallowdraft.building.tasks import Distillation
 from shallowdraft.building.token_store import TokenStore, empty_store, open_store, write_store
-from shallowdraft.building.training import Recipe, Step, rows_at_once, usual_rate
+from shallowdraft.building.trainer import Trainer
 from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.errors import ClusterError, CorpusError, OptionError, RecordError, ShallowdraftError, TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
 from shallowdraft.profiling.latency_model import LatencyLaw, layer_weights
 from shallowdraft.profiling.measure import all_points, fitting, longest_context, measure
+from shallowdraft.progress import Follow
 from shallowdraft.records import Record, Records
 from shallowdraft.replay.model import replay_model
 from shallowdraft.runs.candidate import Candidate
@@ -39,7 +41,7 @@ from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.study.cluster import Executor
 from shallowdraft.study.design import design, enumerate_shapes
 from shallowdraft.study.forecast import forecast
-from shallowdraft.study.study import Follow, timed_lookaheads
+from shallowdraft.study.study import timed_lookaheads
 
 REDUCTION = 3
 HOPELESS = 0.9  # a shape that would have to be accepted more often than that is not built
@@ -255,7 +257,7 @@ class Builder:
     parents: Mapping[str, Model]
     store: TokenStore
     folder: Path
-    follow: Callable[[str, Generator[Step, None, None]], None]
+    follow: Follow
 
     def saved(self, candidate: ShapeCandidate, number: int) -> Path:
         """Where a candidate lies after a rung."""
@@ -279,7 +281,7 @@ class Builder:
     def _trained(self, candidate: ShapeCandidate, number: int, rung: Rung) -> Decoder:
         """Distilled on from the rung before; what training made worse is left as it was."""
         work = self.folder / candidate.folder / f"training-{number}"
-        shop = Workshop(self.store, work, self.follow, validation_tokens=8192, importance_tokens=32768)
+        trainer = Trainer(self.store, work, follow=self.follow, validation_tokens=8192, importance_tokens=32768)
         rate = usual_rate(candidate.shape)
         recipe = Recipe(rung.tokens, BATCH, SEQUENCE, rows_at_once(candidate.shape, SEQUENCE), rate, seed=number)
         parent = self.parents[candidate.parent].decoder
@@ -288,7 +290,7 @@ class Builder:
             decoder = load(self.saved(candidate, number - 1), "float32", self.target.device, trainable=True).decoder
         elif cut:
             decoder = prune_by_importance(
-                shop,
+                trainer,
                 parent,
                 candidate.shape,
                 recipe,
@@ -303,8 +305,12 @@ class Builder:
             return decoder  # agrees already
         before = copy.deepcopy(decoder)
         recipe = replace(recipe, learning_rate=rate if cut else TRAINED * rate)
-        shop.train("distil", decoder, Distil(self.target.decoder), recipe)
-        kept = max((before, decoder), key=lambda one: shop.validate(one, self.target.decoder, SEQUENCE)["acceptance"])
+        trainer.train("distil", decoder, Distillation(self.target.decoder), recipe)
+
+        def acceptance(draft: Decoder) -> float:
+            return trainer.validate(draft, self.target.decoder, SEQUENCE)["acceptance"]
+
+        kept = max((before, decoder), key=acceptance)
         shutil.rmtree(work)
         return kept
 
@@ -320,7 +326,4 @@ def write_text(target: Model, folder: Path, tokens: int, corpus: Path | None) ->
     else:
         store = open_store(plain) if (plain / "store.json").exists() else write_store(corpus, tokenizer, plain)
     size = {"tokens": tokens, "prompt": OPENING, "length": SEQUENCE - OPENING, "rows": 64}
-    written: Iterable[TokenStore | int] = write_continuations(store, target.decoder, folder / "text", **size, seed=1)
-    for done in written:
-        if not isinstance(done, TokenStore):
-            yield done
+    yield from write_continuations(store, target.decoder, folder / "text", **size, seed=1)

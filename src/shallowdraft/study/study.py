@@ -4,7 +4,7 @@ Its stages are record, replay, profile, predict and live runs. All raw records l
 study goes on, and one with another draft reuses the rest. A proposer that cannot be used is named and left out.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from shallowdraft.cost import Prediction
 from shallowdraft.errors import OptionError, ShallowdraftError
 from shallowdraft.models.model import Model
 from shallowdraft.profiling.measure import CONTEXTS, all_points, describe, fitting, longest_context, measure
+from shallowdraft.progress import Follow
 from shallowdraft.prompts import Prompt
 from shallowdraft.replay.recording import record
 from shallowdraft.replay.result import Replay
@@ -30,9 +31,6 @@ from shallowdraft.study.forecast import forecast, forecast_in_states, interval
 from shallowdraft.study.live import LiveResults, measured, run_live
 from shallowdraft.study.proposers import Proposer
 from shallowdraft.study.tokens import keep_tokens
-
-Follow = Callable[[str, Iterator[int], int], None]
-"""Shows progress: takes the name of a task, an iterator of how much is done, which it must exhaust, and the total."""
 
 SHOWN_TEXTS = 3  # candidates whose texts the report shows token by token
 NODES = (4, 8, 16)  # of trees, unless others are named

@@ -1,4 +1,7 @@
-"""What a training run learns: the corpus's own tokens, or a target's distributions."""
+"""Training tasks: the loss of a step, and what else the training loop asks for.
+
+Shapes: B batch rows, T tokens, V vocabulary.
+"""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -12,53 +15,54 @@ from torch import Tensor, nn
 from shallowdraft.building import data_parallel
 from shallowdraft.building.generated_text import continuations
 from shallowdraft.building.losses import OBJECTIVES
+from shallowdraft.distributed import rank
 from shallowdraft.errors import OptionError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.heads import Heads
 
-UNKNOWN = -100  # marks tokens of a target that its draft, with a shorter vocabulary, does not have
+IGNORED = -100  # label of tokens that the model, with a shorter vocabulary than its target, does not have
 
-Trained = TypeVar("Trained", Decoder, Heads)
+Trainable = TypeVar("Trainable", Decoder, Heads)
 
 
-class Job(ABC, Generic[Trained]):
-    """What the loop asks of a job."""
+class TrainingTask(ABC, Generic[Trainable]):
+    """A loss to train a model on, with hooks around every step."""
 
     learned: nn.Module | None = None
-    """What is trained beside the model, and saved with it."""
+    """Parameters that are trained beside the model's, and saved with them."""
     may_rise: bool = False
-    """Whether a rising loss is part of it."""
+    """Whether the loss may rise in a healthy run."""
 
     @property
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """What makes two runs the same run."""
+        """JSON fields in which two different runs differ; a saved state with others is refused."""
 
     @abstractmethod
-    def loss(self, model: Trained, tokens: Tensor) -> Tensor:
-        """The loss [B, T] of predicting tokens [B, T + 1] from those before them."""
+    def loss(self, model: Trainable, tokens: Tensor) -> Tensor:
+        """Return the loss [B, T] of predicting each of tokens [B, T + 1] but the first from those before it."""
 
     def learned_rate(self, steps: int) -> float:
-        """The learning rate of `learned`."""
+        """Return the learning rate of `learned` in a run of this many steps."""
         return 0.0
 
     def begin(self, step: int, steps: int) -> None:
-        """Called before each step."""
+        """Prepare for a step."""
 
-    def active(self, model: Trained) -> AbstractContextManager[None]:
-        """Holds while the model computes: forward, backward, or when it is measured."""
+    def active(self, model: Trainable) -> AbstractContextManager[None]:
+        """Return the context in which the model computes: forward, backward, or when it is measured."""
         return nullcontext()
 
     def penalty(self) -> Tensor | None:
-        """Added to a step's loss once."""
+        """Return a term that is added once to a step's loss."""
         return None
 
     def end(self) -> dict[str, float]:
-        """Called after each step; what to write down about it."""
+        """Finish a step and return figures of it for the metrics."""
         return {}
 
 
-class Pretrain(Job[Decoder]):
+class Pretraining(TrainingTask[Decoder]):
     """Next-token cross-entropy on a corpus."""
 
     @property
@@ -69,10 +73,10 @@ class Pretrain(Job[Decoder]):
         return cross_entropy(model.logits(tokens[:, :-1]), tokens)
 
 
-class Distil(Pretrain):
-    """The target's distributions, by one of the objectives, or the corpus's own tokens with `cross-entropy`.
+class Distillation(Pretraining):
+    """An objective between the target's distributions and the draft's, or `cross-entropy` on the text itself.
 
-    With `rollout` that share of the rows ends in the draft's own words: it learns from where it leads itself.
+    With `rollout`, that share of the rows ends in text that the draft wrote: it learns from contexts that it leads to.
     """
 
     def __init__(self, target: Decoder, objective: str = "forward-kl", *, rollout: float = 0.0, seed: int = 0) -> None:
@@ -100,26 +104,27 @@ class Distil(Pretrain):
         draft = model.logits(tokens[:, :-1])
         with torch.no_grad():
             target = self.target.logits(tokens[:, :-1])
-        known = min(target.shape[-1], draft.shape[-1])
-        return OBJECTIVES[self.objective](target[..., :known], draft[..., :known])
+        shared = min(target.shape[-1], draft.shape[-1])  # tokens that both vocabularies have
+        return OBJECTIVES[self.objective](target[..., :shared], draft[..., :shared])
 
     def _rolled_out(self, model: Decoder, tokens: Tensor) -> Tensor:
-        """Rows [B, T + 1], by chance some with their second half written by the draft."""
-        draws = np.random.default_rng([self.seed, self._step, data_parallel.rank(), self._calls])
+        """Return rows [B, T + 1], some of them, drawn at random, with their second half written by the draft."""
+        # From (step, process, micro-batch) alone, so that a resumed run draws the same rows.
+        draws = np.random.default_rng([self.seed, self._step, rank(), self._calls])
         self._calls += 1
         chosen = torch.from_numpy(draws.random(len(tokens)) < self.rollout).to(tokens.device)
-        whole = data_parallel.gathered(model)  # by all processes, even where no row was chosen
+        whole = data_parallel.gather_model(model)  # by all processes, even where no row was chosen
         if not chosen.any():
             return tokens
-        given = (tokens.shape[1] + 1) // 2
+        prompt = (tokens.shape[1] + 1) // 2
         seed = int(draws.integers(2**31))
         mixed = tokens.clone()
-        mixed[chosen] = continuations(whole, tokens[chosen, :given], tokens.shape[1] - given, seed=seed)
+        mixed[chosen] = continuations(whole, tokens[chosen, :prompt], tokens.shape[1] - prompt, seed=seed)
         return mixed
 
 
-class GuessAhead(Job[Heads]):
-    """Medusa heads on a frozen target: head k learns what the target will say k tokens after its next one."""
+class HeadTraining(TrainingTask[Heads]):
+    """Medusa heads on a frozen target: head k learns the target's distribution k tokens after its next one."""
 
     def __init__(self, target: Decoder, objective: str = "forward-kl") -> None:
         require_objective(objective, 0.0)
@@ -132,15 +137,16 @@ class GuessAhead(Job[Heads]):
     def loss(self, model: Heads, tokens: Tensor) -> Tensor:
         with torch.no_grad():
             hidden = self.target.read(tokens[:, :-1])
-            laws = self.target.head(hidden)
+            target_logits = self.target.head(hidden)  # [B, T, V]
         losses = torch.zeros(hidden.shape[:2], device=tokens.device)
         for ahead, guess in enumerate(model(hidden).unbind(2), 1):
+            # The head at token t is compared with the target at t + ahead, so the last `ahead` tokens have no label.
             logits = self.target.head(guess[:, :-ahead])
             if self.objective == "cross-entropy":
-                found = cross_entropy(logits, tokens[:, ahead:])
+                loss = cross_entropy(logits, tokens[:, ahead:])
             else:
-                found = OBJECTIVES[self.objective](laws[:, ahead:], logits)
-            losses = losses + F.pad(found, (0, ahead)) / model.shape.count
+                loss = OBJECTIVES[self.objective](target_logits[:, ahead:], logits)
+            losses = losses + F.pad(loss, (0, ahead)) / model.shape.count
         return losses
 
 
@@ -155,8 +161,11 @@ def require_objective(objective: str, rollout: float) -> None:
 
 
 def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Of tokens [B, T + 1], each against the logits [B, T, V] before it; 0 for a token that the model does not know."""
-    wanted = tokens[:, 1:]
-    wanted = wanted.masked_fill(wanted >= logits.shape[-1], UNKNOWN)
-    losses = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=UNKNOWN)
-    return losses.view(wanted.shape)
+    """Return the cross-entropy [B, T] of tokens [B, T + 1] but the first under the logits [B, T, V] before each.
+
+    It is 0 for a token that the model's vocabulary does not have.
+    """
+    labels = tokens[:, 1:]
+    labels = labels.masked_fill(labels >= logits.shape[-1], IGNORED)
+    losses = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
+    return losses.view(labels.shape)
