@@ -28,11 +28,11 @@ import shallowdraft as sd
 from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.recording import record
+from shallowdraft.replaying.recording import record
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Trace, read_trace
-from shallowdraft.study.live import LiveRuns, Measured, measured, run_live
+from shallowdraft.studying.live import LiveRuns, Measured, measured, run_live
 
 NGRAM = Candidate("n-gram", 8, "ngram")
 SLICE_S = 0.1

@@ -23,14 +23,14 @@ from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.model import replay_model
-from shallowdraft.replay.recording import record
+from shallowdraft.replaying.model import replay_model
+from shallowdraft.replaying.recording import record
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.profile import Profile, read_profile
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Trace, read_trace
-from shallowdraft.study.forecast import forecast_in_states
-from shallowdraft.study.live import Measured, measured, run_live
+from shallowdraft.studying.forecast import forecast_in_states
+from shallowdraft.studying.live import Measured, measured, run_live
 
 
 def traced(target: sd.Model, name: str, given: argparse.Namespace, folder: Path) -> Trace:

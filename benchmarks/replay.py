@@ -15,8 +15,8 @@ import shallowdraft as sd
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replay.model import replay_model
-from shallowdraft.replay.recording import record
+from shallowdraft.replaying.model import replay_model
+from shallowdraft.replaying.recording import record
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import read_trace
 

@@ -25,7 +25,7 @@ from shallowdraft.models.memory import dtype_name
 from shallowdraft.profiling.measure import device_name
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit
-from shallowdraft.study.skip_search import read_trials
+from shallowdraft.studying.skip_search import read_trials
 
 DRAFT = "zoo:4x128"
 

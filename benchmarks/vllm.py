@@ -31,16 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shallowdraft as sd
-from shallowdraft.bench.endpoint import Counters, Endpoint, StreamedAnswer
+from shallowdraft.benchmarking.endpoint import Counters, Endpoint, StreamedAnswer
 from shallowdraft.decoding.divergence import explain
-from shallowdraft.export.advice import Advice
-from shallowdraft.export.export import export
+from shallowdraft.exporting.advice import Advice
+from shallowdraft.exporting.export import export
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import Record, commit, processor
-from shallowdraft.replay.model import replay_model
-from shallowdraft.replay.recording import record
+from shallowdraft.replaying.model import replay_model
+from shallowdraft.replaying.recording import record
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Output, Trace, read_trace
 

@@ -26,8 +26,8 @@ COMMANDS = r"(shallowdraft|torchrun|python|pip|make|ray) "  # how a line of a bl
 LEFT_OUT = {
     r"pip install ": "changes the environment that the tests run in",
     r"make (test|check)$": "these tests are what it runs",
-    r"ray start ": "leaves processes behind on the machine; tests/study/test_cluster.py makes a cluster of its own",
-    r"shallowdraft study .* --cluster ": "needs that cluster; tests/study/test_cluster.py runs it",
+    r"ray start ": "leaves processes behind on the machine; tests/studying/test_cluster.py makes a cluster of its own",
+    r"shallowdraft study .* --cluster ": "needs that cluster; tests/studying/test_cluster.py runs it",
     r"torchrun --nnodes 2 ": "needs a second machine",
 }
 """Commands that no test runs as they stand, and why."""

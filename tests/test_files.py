@@ -26,11 +26,11 @@ from shallowdraft.models.synthetic import byte_tokenizer, make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.prompts import load_prompts
 from shallowdraft.records import Records, masked, masked_url
-from shallowdraft.replay.trace_import import import_completions
+from shallowdraft.replaying.trace_import import import_completions
 from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape
-from shallowdraft.study.accuracy import load_questions
+from shallowdraft.studying.accuracy import load_questions
 
 BOM = b"\xef\xbb\xbf"
 STRANGE = "one\u2028two\u2029three\x85four\x0b"

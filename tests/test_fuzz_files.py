@@ -26,7 +26,7 @@ import torch
 from conftest import random_heads, random_reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from report.made_run import make_server
+from reporting.made_run import make_server
 from safetensors.torch import load_file
 
 import shallowdraft as sd
@@ -37,7 +37,7 @@ from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import byte_tokenizer, make_pair, random_decoder
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.records import Records
-from shallowdraft.report.reading import read_run
+from shallowdraft.reporting.reading import read_run
 from shallowdraft.runs.search import Judgement
 from shallowdraft.shapes.notation import parse_shape
 

@@ -20,8 +20,8 @@ from shallowdraft.prompts import Prompt
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape
-from shallowdraft.study.proposers import model_proposer, ngram_proposer, skip_proposer, tree_proposer
-from shallowdraft.study.study import Plan, study
+from shallowdraft.studying.proposers import model_proposer, ngram_proposer, skip_proposer, tree_proposer
+from shallowdraft.studying.study import Plan, study
 
 pytestmark = pytest.mark.gpu
 

@@ -19,8 +19,8 @@ from shallowdraft.models.synthetic import make_pair
 from shallowdraft.prompts import Prompt
 from shallowdraft.runs.profile import read_profile
 from shallowdraft.shapes.notation import parse_shape
-from shallowdraft.study.proposers import model_proposer
-from shallowdraft.study.study import Plan, study
+from shallowdraft.studying.proposers import model_proposer
+from shallowdraft.studying.study import Plan, study
 
 TARGET, DRAFTS = "12x768/12h/2048", ("2x256/4h/688", "8x256/4h/688")
 VOCAB, AGREEMENT = 8192, 0.8

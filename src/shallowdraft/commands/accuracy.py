@@ -40,11 +40,11 @@ class AccuracyCommand(DraftCommand):
 
     def run(self) -> int:
         from shallowdraft.commands.progress import follow
-        from shallowdraft.replay.model import replay_model
+        from shallowdraft.replaying.model import replay_model
         from shallowdraft.runs.accuracy import AccuracyResult, DraftScores, TaskScore, write_accuracy
         from shallowdraft.runs.folder import RunFolder
         from shallowdraft.runs.trace import read_trace
-        from shallowdraft.study.accuracy import claim, load_questions, score
+        from shallowdraft.studying.accuracy import claim, load_questions, score
 
         if not self.draft or not 1 <= self.lookahead <= 32 or (self.limit is not None and self.limit < 1):
             raise OptionError("give --draft with one or more checkpoints, --lookahead from 1 to 32, --limit from 1 up")

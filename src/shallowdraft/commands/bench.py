@@ -14,7 +14,7 @@ from shallowdraft.commands.options import Command, Name, Number
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
-    from shallowdraft.bench.levels import Level
+    from shallowdraft.benchmarking.levels import Level
 
 ENOUGH = 0.8  # of the requests that are to be under way
 
@@ -59,9 +59,9 @@ class BenchCommand(Command):
     """Print {"levels": [{"concurrency", "tokens_per_s", "ttft_s", "between_s", "tar", …}, …]} and nothing else."""
 
     def run(self) -> int:
-        from shallowdraft.bench.endpoint import Endpoint
-        from shallowdraft.bench.levels import summarise
-        from shallowdraft.bench.load import Load, run_load
+        from shallowdraft.benchmarking.endpoint import Endpoint
+        from shallowdraft.benchmarking.levels import summarise
+        from shallowdraft.benchmarking.load import Load, run_load
         from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
 

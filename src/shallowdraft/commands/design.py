@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from shallowdraft.records import Record
     from shallowdraft.runs.profile import Profile
     from shallowdraft.shapes.shape import ModelShape
-    from shallowdraft.study.design import Design as Found
-    from shallowdraft.study.design import Needed
-    from shallowdraft.study.search import Found as Winner
+    from shallowdraft.studying.design import Design as Found
+    from shallowdraft.studying.design import Needed
+    from shallowdraft.studying.search import Found as Winner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class DesignCommand(ClusterCommand):
         from shallowdraft.profiling.latency_model import fit, observations
         from shallowdraft.profiling.measure import require_machine
         from shallowdraft.runs.profile import read_profile
-        from shallowdraft.study.design import design, enumerate_shapes
+        from shallowdraft.studying.design import design, enumerate_shapes
 
         if self.search and not (self.trace and self.out):
             raise OptionError("--search needs --trace, to replay what it builds on, and --out")
@@ -124,7 +124,7 @@ class DesignCommand(ClusterCommand):
         from shallowdraft.runs.folder import RunFolder
         from shallowdraft.runs.search import read_search
         from shallowdraft.runs.trace import read_trace
-        from shallowdraft.study.search import (
+        from shallowdraft.studying.search import (
             Builder,
             Search,
             choose_candidates,
@@ -184,9 +184,9 @@ class DesignCommand(ClusterCommand):
     def _best(self, profile: "Profile") -> tuple[dict[str, Any], float]:
         """The fastest of the profile's drafts, by prediction; and the trace's context."""
         from shallowdraft import cost
-        from shallowdraft.replay.model import replay_model
+        from shallowdraft.replaying.model import replay_model
         from shallowdraft.runs.trace import read_trace
-        from shallowdraft.study.forecast import forecast
+        from shallowdraft.studying.forecast import forecast
 
         assert self.trace is not None
         self.set_threads()

@@ -13,7 +13,7 @@ from shallowdraft.commands.options import Command, Name, Number, require_decoder
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
-    from shallowdraft.export.advice import Advice
+    from shallowdraft.exporting.advice import Advice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class ExportCommand(Command):
 
     def run(self) -> int:
         from shallowdraft.commands.progress import notes
-        from shallowdraft.export.engines import supported_lookaheads
-        from shallowdraft.export.export import START, export
+        from shallowdraft.exporting.engines import supported_lookaheads
+        from shallowdraft.exporting.export import START, export
 
         if self.dtype == "int8":
             raise OptionError("no other engine reads our int8; use float32, bfloat16 or float16")
@@ -68,7 +68,7 @@ class ExportCommand(Command):
         return 0
 
     def _advice(self) -> "Advice":
-        from shallowdraft.export.advice import Advice, advise
+        from shallowdraft.exporting.advice import Advice, advise
         from shallowdraft.limits import MAX_LOOKAHEAD
 
         if self.lookahead is not None:

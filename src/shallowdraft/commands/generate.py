@@ -144,7 +144,7 @@ class GenerateCommand(DraftCommand):
     def _options(self) -> "Options":
         """Of `sd.stream`, less the models; a wrong one is found before those are loaded."""
         from shallowdraft.decoding.options import Options, Settings
-        from shallowdraft.study.skip_search import read_trials
+        from shallowdraft.studying.skip_search import read_trials
 
         options: Options = {
             "drafter": self.drafter,

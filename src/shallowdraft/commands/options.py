@@ -11,7 +11,7 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.models.model import Model
-    from shallowdraft.study.cluster import Executor
+    from shallowdraft.studying.cluster import Executor
 
 Name = Annotated[str | None, arg(metavar="NAME")]
 Number = Annotated[int | None, arg(metavar="N")]
@@ -81,7 +81,7 @@ class ClusterCommand(DraftCommand):
 
     def executor(self) -> "Executor":
         from shallowdraft.models.model import resolve_device
-        from shallowdraft.study.cluster import Cluster, Here
+        from shallowdraft.studying.cluster import Cluster, Here
 
         if self.cluster is None:
             return Here()

@@ -84,10 +84,10 @@ class PredictCommand(DraftCommand):
         from shallowdraft import cost
         from shallowdraft.commands.progress import notes
         from shallowdraft.profiling.measure import require_machine
-        from shallowdraft.replay.model import replay_model
+        from shallowdraft.replaying.model import replay_model
         from shallowdraft.runs.profile import read_profile
         from shallowdraft.runs.trace import read_trace
-        from shallowdraft.study.forecast import forecast, interval
+        from shallowdraft.studying.forecast import forecast, interval
 
         assert self.trace is not None
         assert self.profile is not None

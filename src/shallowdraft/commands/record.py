@@ -62,7 +62,7 @@ class RecordCommand(ModelCommand):
             return self._import(Path(self.import_file))
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
-        from shallowdraft.replay.recording import record
+        from shallowdraft.replaying.recording import record
         from shallowdraft.runs.sampling import Sampling
         from shallowdraft.runs.trace import read_trace
 
@@ -92,8 +92,8 @@ class RecordCommand(ModelCommand):
         from shallowdraft.identity import folder_digest
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.vocabulary import load_tokenizer
-        from shallowdraft.replay.trace_import import import_completions, import_tensors, write_trace
-        from shallowdraft.replay.vocabulary import vocabulary
+        from shallowdraft.replaying.trace_import import import_completions, import_tensors, write_trace
+        from shallowdraft.replaying.vocabulary import vocabulary
 
         if self.import_format not in FORMATS:
             raise OptionError(f"--import-format is {self.import_format}; it must be one of {', '.join(FORMATS)}")

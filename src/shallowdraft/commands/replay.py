@@ -15,7 +15,7 @@ from shallowdraft.records import write_whole
 
 if TYPE_CHECKING:
     from shallowdraft.records import Record
-    from shallowdraft.replay.model import ModelReplay
+    from shallowdraft.replaying.model import ModelReplay
     from shallowdraft.runs.trace import Trace
 
 TOLD = 5  # the lookahead of which more is said
@@ -90,9 +90,9 @@ class ReplayCommand(ClusterCommand):
 
     def _replay(self, trace: "Trace", name: str) -> "tuple[ModelReplay, Record] | ShallowdraftError":
         """Return a draft's acceptance, with the tree and the confidences that are wanted; or why there is none."""
-        from shallowdraft.replay.confidence import replay_confidences
-        from shallowdraft.replay.model import replay_model
-        from shallowdraft.replay.tree import replay_ranks
+        from shallowdraft.replaying.confidence import replay_confidences
+        from shallowdraft.replaying.model import replay_model
+        from shallowdraft.replaying.tree import replay_ranks
 
         more: "Record" = {}
         try:

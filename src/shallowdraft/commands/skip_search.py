@@ -11,7 +11,7 @@ from shallowdraft.commands.options import ModelCommand, require_decoder_only
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
-    from shallowdraft.study.skip_search import Trial
+    from shallowdraft.studying.skip_search import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class SkipSearchCommand(ModelCommand):
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
-        from shallowdraft.replay.vocabulary import require_vocabulary
+        from shallowdraft.replaying.vocabulary import require_vocabulary
         from shallowdraft.runs.trace import read_trace
-        from shallowdraft.study.skip_search import read_trials, search
+        from shallowdraft.studying.skip_search import read_trials, search
 
         if self.trials < 1:
             raise OptionError(f"trials is {self.trials}; it must be at least 1")

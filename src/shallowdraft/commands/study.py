@@ -15,7 +15,7 @@ from shallowdraft.errors import OptionError
 if TYPE_CHECKING:
     from shallowdraft.models.model import Model
     from shallowdraft.runs.study import StudyResult, StudyRow
-    from shallowdraft.study.proposers import Proposer
+    from shallowdraft.studying.proposers import Proposer
 
 NARROW = 100  # a narrower terminal does without the times
 
@@ -66,7 +66,7 @@ class StudyCommand(ClusterCommand):
         import shallowdraft as sd
         from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
-        from shallowdraft.study.study import NODES, Plan, study
+        from shallowdraft.studying.study import NODES, Plan, study
 
         if self.rounds < 1 or self.live < 0 or self.max_new_tokens < 2:
             raise OptionError("--rounds is at least 1, --live at least 0, --max-new-tokens at least 2")
@@ -97,7 +97,7 @@ class StudyCommand(ClusterCommand):
     def _check_drafters(self) -> None:
         """Whether each has what it needs, and nothing is given in vain."""
         from shallowdraft.limits import MOST_NODES
-        from shallowdraft.replay.tree import DEEPEST
+        from shallowdraft.replaying.tree import DEEPEST
 
         chosen = set(self.drafters)
         if not chosen:
@@ -120,14 +120,14 @@ class StudyCommand(ClusterCommand):
     def _skips(self) -> tuple[int, ...] | None:
         if self.skips is None:
             return None
-        from shallowdraft.study.skip_search import read_trials
+        from shallowdraft.studying.skip_search import read_trials
 
         return read_trials(Path(self.skips))[0].skips
 
     def _proposers(self, target: "Model", skips: tuple[int, ...] | None) -> "tuple[list[Proposer], dict[str, str]]":
         """In the order of --drafters; and drafts that cannot be loaded, with the reason."""
         import shallowdraft as sd
-        from shallowdraft.study import proposers
+        from shallowdraft.studying import proposers
 
         def heads() -> "Proposer":
             return proposers.medusa_proposer(target, sd.load_heads(target, self.heads), self.heads or "heads")

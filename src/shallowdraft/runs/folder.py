@@ -39,7 +39,7 @@ class RunFolder:
 
     @property
     def skip_replays(self) -> Path:
-        """Replays of the target with skipped parts, which take long (replay/skip.py)."""
+        """Replays of the target with skipped parts, which take long (replaying/skip.py)."""
         return self.path / "skips.jsonl"
 
     @property
