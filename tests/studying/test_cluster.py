@@ -73,9 +73,11 @@ def test_errors_are_those_of_the_cell(address: str):
 
 
 def test_without_a_cluster_there_is_no_ray():
-    code = "import sys; from shallowdraft.studying.cluster import Here; print(*Here().map(abs, [-1]), 'ray' in sys.modules)"
+    code = (
         "import sys; from shallowdraft.studying.cluster import Here; "
         "print(*Here().map(abs, [-1]), 'ray' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "(0, 1) False\n"
 
 

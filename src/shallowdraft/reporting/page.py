@@ -141,9 +141,6 @@ def render(page: Page) -> str:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
     )
     return environment.get_template("page.html").render(
         page=page,
