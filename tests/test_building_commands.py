@@ -70,7 +70,7 @@ def test_pruned_to_the_shape_and_distilled(parent: str, corpus: str, tmp_path: P
 def test_heads_learn_to_guess_ahead(parent: str, corpus: str, tmp_path: Path, capsys, monkeypatch):
     out = str(tmp_path / "heads")
     options = ["--target", parent, "--corpus", corpus, "--count", "3", "--generated", "4096", *BUDGET]
-    monkeypatch.setattr("shallowdraft.commands.progress.LOG_EVERY_S", -1)
+    monkeypatch.setattr("shallowdraft.display.progress.LOG_EVERY_S", -1)
     assert main(["heads", *options, "--out", out, "--json"]) == 0
     said = capsys.readouterr()
     assert "measuring: 0 of " in said.err

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shallowdraft.commands import progress
-from shallowdraft.commands.progress import follow
+from shallowdraft.display import progress
+from shallowdraft.display.progress import follow
 from shallowdraft.progress import StepsDone
 
 

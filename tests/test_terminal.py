@@ -16,8 +16,8 @@ import transformers
 
 import shallowdraft as sd
 from shallowdraft.cli import main
-from shallowdraft.commands.console import Console
-from shallowdraft.commands.terminal import Printable
+from shallowdraft.display.console import Console
+from shallowdraft.display.printable import Printable
 from shallowdraft.models.synthetic import byte_tokenizer, make_pair
 from shallowdraft.models.vocabulary import load_tokenizer
 from shallowdraft.shapes.shape import ModelShape
@@ -140,8 +140,8 @@ def test_a_bar_on_a_terminal_is_drawn_and_names_beside_it_escaped():
     """In a process of its own, on a terminal of its own."""
     program = f"""
 import sys
-from shallowdraft.commands.progress import follow
-from shallowdraft.commands.terminal import printing
+from shallowdraft.display.progress import follow
+from shallowdraft.display.printable import printing
 def done():
     yield 1
     print({NAME!r}, file=sys.stderr)

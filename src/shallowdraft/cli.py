@@ -77,8 +77,8 @@ def _interrupted_once(*, program: bool) -> Iterator[None]:
 
 
 def _run(arguments: list[str]) -> int:
-    from shallowdraft.commands.terminal import printing
     from shallowdraft.commands.verbs import parse
+    from shallowdraft.display.printable import printing
 
     try:
         command = parse(arguments, shown=_is_rank_0())

@@ -39,7 +39,7 @@ class AccuracyCommand(DraftCommand):
     """Print {"drafts": [{"name", "tar", "sets": {…}}, …], "claims": {set: {…}}}."""
 
     def run(self) -> int:
-        from shallowdraft.commands.progress import follow
+        from shallowdraft.display.progress import follow
         from shallowdraft.replaying.model import replay_model
         from shallowdraft.runs.accuracy import AccuracyResult, DraftScores, TaskScore, write_accuracy
         from shallowdraft.runs.folder import RunFolder
@@ -83,7 +83,7 @@ class AccuracyCommand(DraftCommand):
 
 
 def show(result: "AccuracyResult") -> None:
-    from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.display.tables import new_table, table_console
 
     console = table_console()
     for task in result.drafts[0].sets:

@@ -62,8 +62,8 @@ class BenchCommand(Command):
         from shallowdraft.benchmarking.endpoint import Endpoint
         from shallowdraft.benchmarking.levels import summarise
         from shallowdraft.benchmarking.load import Load, run_load
-        from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
+        from shallowdraft.display.progress import follow
 
         if min((*self.concurrency, self.max_new_tokens, self.rounds)) < 1 or not self.concurrency:
             raise OptionError("--concurrency, --max-new-tokens and --rounds must be at least 1")
@@ -100,7 +100,7 @@ class BenchCommand(Command):
 
 
 def _show(found: "list[Level]", title: str) -> None:
-    from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.display.tables import new_table, table_console
 
     columns = ("at once", "requests", "failed", "tokens/s", "first token ms", "p95", "between ms", "TAR", "accepted")
     table = new_table(*columns, title=title)

@@ -66,7 +66,7 @@ class DesignCommand(ClusterCommand):
     {"best", "found", "draft", "failed"}."""
 
     def run(self) -> int:
-        from shallowdraft.commands.progress import notes
+        from shallowdraft.display.progress import notes
         from shallowdraft.identity import folder_digest
         from shallowdraft.models.checkpoint import find_folder, read_shape
         from shallowdraft.models.model import resolve_device
@@ -119,7 +119,7 @@ class DesignCommand(ClusterCommand):
 
         from shallowdraft.building.token_store import open_store
         from shallowdraft.commands import training
-        from shallowdraft.commands.progress import follow
+        from shallowdraft.display.progress import follow
         from shallowdraft.models.model import load
         from shallowdraft.runs.folder import RunFolder
         from shallowdraft.runs.search import read_search
@@ -204,7 +204,7 @@ class DesignCommand(ClusterCommand):
 
 
 def show_search(rows: "Iterable[Record]", found: "Winner", best: dict[str, Any], draft: Path) -> None:
-    from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.display.tables import new_table, table_console
 
     table = new_table("candidate", "rung", "tokens", "d", "TAR", "predicted")
     for row in sorted(rows, key=lambda one: (one["rung"], -one["tokens_per_s"])):
@@ -240,8 +240,8 @@ def as_json(one: "Found") -> dict[str, Any]:
 def show(found: "list[Found]", best: dict[str, Any], accuracy: str) -> None:
     from collections import Counter
 
-    from shallowdraft.commands.tables import new_table, table_console
     from shallowdraft.cost import Silence
+    from shallowdraft.display.tables import new_table, table_console
 
     goal = f"to beat {best['draft']}" if best else ""
     columns = ("shape", "parameters", "as fast", "ms a step", "breaks even at", *([goal] if goal else []))

@@ -44,7 +44,7 @@ class ExportCommand(Command):
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 
     def run(self) -> int:
-        from shallowdraft.commands.progress import notes
+        from shallowdraft.display.progress import notes
         from shallowdraft.exporting.engines import supported_lookaheads
         from shallowdraft.exporting.export import START, export
 

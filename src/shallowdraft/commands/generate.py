@@ -198,7 +198,7 @@ def _show(pieces: "Stream", prompt: str, *, speculative: bool, spelled: bool) ->
     """
     from rich.text import Text
 
-    from shallowdraft.commands.console import Console
+    from shallowdraft.display.console import Console
 
     out = Console(highlight=False, soft_wrap=True)
     if prompt:
@@ -215,7 +215,7 @@ def _show(pieces: "Stream", prompt: str, *, speculative: bool, spelled: bool) ->
 
 
 def _say(line: str) -> None:
-    from shallowdraft.commands.console import Console
+    from shallowdraft.display.console import Console
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(line, style="dim")
 

@@ -141,7 +141,7 @@ def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
 def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from shallowdraft.commands.console import Console
+    from shallowdraft.display.console import Console
 
     models, dtype = report["models"], report["dtype"]
     table = Table()

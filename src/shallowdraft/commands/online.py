@@ -46,8 +46,8 @@ class OnlineCommand(ModelCommand):
 
     def run(self) -> int:
         from shallowdraft.building.online import learn_online
-        from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
+        from shallowdraft.display.progress import follow
 
         self.set_threads()
         result = learn_online(
@@ -72,7 +72,7 @@ class OnlineCommand(ModelCommand):
         return 0
 
     def _show(self, result: "OnlineResult") -> None:
-        from shallowdraft.commands.tables import new_table, table_console
+        from shallowdraft.display.tables import new_table, table_console
 
         table = new_table("prompts", "TAR", "accepted", title=f"{self.draft} for {self.target}, as it learned")
         for stretch in result.stretches:

@@ -82,7 +82,7 @@ class PredictCommand(DraftCommand):
 
     def _measured(self) -> "list[Forecast]":
         from shallowdraft import cost
-        from shallowdraft.commands.progress import notes
+        from shallowdraft.display.progress import notes
         from shallowdraft.profiling.measure import require_machine
         from shallowdraft.replaying.model import replay_model
         from shallowdraft.runs.profile import read_profile
@@ -125,7 +125,7 @@ def as_json(found: Forecast) -> dict[str, Any]:
 
 
 def show(found: list[Forecast]) -> None:
-    from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.display.tables import new_table, table_console
 
     columns = ("draft", "lookahead", "TAR", "draft ms", "verify ms", "rest ms", "tokens/s", "plain", "speed-up")
     table = new_table(*(columns if found[0].draft else columns[1:]))

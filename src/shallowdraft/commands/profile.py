@@ -51,8 +51,8 @@ class ProfileCommand(DraftCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
-        from shallowdraft.commands.progress import follow, notes
         from shallowdraft.decoding.candidate import draft_options
+        from shallowdraft.display.progress import follow, notes
         from shallowdraft.profiling.measure import begin, measure
         from shallowdraft.runs.profile import read_profile
 
@@ -87,7 +87,7 @@ class ProfileCommand(DraftCommand):
         self, target: "Model", drafts: "dict[str, Model]", trials: "dict[str, ModelShape]"
     ) -> "dict[str, list[Point]]":
         """Where to time each draft; says where the longest texts that it and the target read decide."""
-        from shallowdraft.commands.progress import notes
+        from shallowdraft.display.progress import notes
         from shallowdraft.models.synthetic import random_precision
         from shallowdraft.profiling.measure import CONTEXTS, all_points, fitting, longest_context
         from shallowdraft.runs.candidate import Candidate
@@ -130,8 +130,8 @@ class ProfileCommand(DraftCommand):
 
     def _time_shapes(self, target: "Model", trials: "dict[str, ModelShape]", wanted: "dict[str, list[Point]]") -> None:
         """One after the other, so that one is in memory at a time."""
-        from shallowdraft.commands.progress import follow
         from shallowdraft.decoding.candidate import draft_options
+        from shallowdraft.display.progress import follow
         from shallowdraft.models.synthetic import random_draft
         from shallowdraft.profiling.measure import measure
 
@@ -150,7 +150,7 @@ class ProfileCommand(DraftCommand):
 
 def show(profile: "Measured", parent: "ModelShape") -> None:
     """Iterations of every draft, passes of the target; of shapes Figure 4 and the law."""
-    from shallowdraft.commands.tables import table_console
+    from shallowdraft.display.tables import table_console
 
     console = table_console()
     for batch, context in sorted({(point.batch, point.context) for point in profile.samples}):
@@ -172,7 +172,7 @@ def show(profile: "Measured", parent: "ModelShape") -> None:
 
 def _iterations(profile: "Measured", timed: dict[str, list[int]], context: int, batch: int) -> "Table":
     """Of drafts with the lookaheads at which they were timed; beyond these a cell is blank."""
-    from shallowdraft.commands.tables import new_table
+    from shallowdraft.display.tables import new_table
 
     known = sorted({d for found in timed.values() for d in found})
     lookaheads = [d for d in known if d in SHOWN] or known

@@ -61,7 +61,7 @@ class RecordCommand(ModelCommand):
         if self.import_file is not None:
             return self._import(Path(self.import_file))
         import shallowdraft as sd
-        from shallowdraft.commands.progress import follow
+        from shallowdraft.display.progress import follow
         from shallowdraft.replaying.recording import record
         from shallowdraft.runs.sampling import Sampling
         from shallowdraft.runs.trace import read_trace

@@ -110,7 +110,7 @@ class ReplayCommand(ClusterCommand):
 
 
 def _show(found: "list[ModelReplay]") -> None:
-    from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.display.tables import new_table, table_console
 
     trace = found[0].trace
     law = "greedy" if trace.sampling.greedy else f"temperature {trace.sampling.temperature:g}"
@@ -127,7 +127,7 @@ def _show(found: "list[ModelReplay]") -> None:
 
 
 def _show_confidence(draft: str, lookahead: int, rows: "list[Record]") -> None:
-    from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.display.tables import new_table, table_console
 
     title = f"{draft}, at most {lookahead} tokens, as long as each is this sure"
     table = new_table("min confidence", "drafted an iteration", "accepted", "TAR", title=title)

@@ -36,7 +36,7 @@ class SkipSearchCommand(ModelCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
-        from shallowdraft.commands.progress import follow
+        from shallowdraft.display.progress import follow
         from shallowdraft.replaying.vocabulary import require_vocabulary
         from shallowdraft.runs.trace import read_trace
         from shallowdraft.studying.skip_search import read_trials, search
@@ -64,7 +64,7 @@ class SkipSearchCommand(ModelCommand):
 
 
 def _show(best: "Trial", regular: "Trial | None", layers: int) -> None:
-    from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.display.tables import new_table, table_console
 
     table = new_table("skipped", "attention", "FFN", "d", "TAR", "predicted")
     for name, trial in (("best found", best), ("best regular", regular)):

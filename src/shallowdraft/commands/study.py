@@ -64,8 +64,8 @@ class StudyCommand(ClusterCommand):
 
     def run(self) -> int:
         import shallowdraft as sd
-        from shallowdraft.commands.progress import follow
         from shallowdraft.commands.record import gather
+        from shallowdraft.display.progress import follow
         from shallowdraft.studying.study import NODES, Plan, study
 
         if self.rounds < 1 or self.live < 0 or self.max_new_tokens < 2:
@@ -158,7 +158,7 @@ def parse_lookaheads(text: str) -> list[int]:
 
 
 def show(found: "StudyResult", target: str, out: str) -> None:
-    from shallowdraft.commands.tables import new_table, table_console
+    from shallowdraft.display.tables import new_table, table_console
 
     console = table_console()
     title = f"{target}, greedy, batch 1: {found.plain_tokens_per_s:.0f} tokens/s without a draft"

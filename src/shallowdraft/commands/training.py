@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from shallowdraft.building.recipe import TrainingOptions
-from shallowdraft.commands.interruption import noted, obey
 from shallowdraft.commands.options import ModelCommand, Rate
-from shallowdraft.commands.progress import shown
+from shallowdraft.display.interruption import noted, obey
+from shallowdraft.display.progress import shown
 from shallowdraft.errors import OptionError
 from shallowdraft.progress import run_silently
 
@@ -121,7 +121,7 @@ def follow(name: str, steps: Iterator[int], total: int) -> None:
 
 def say(text: str) -> None:
     """Print a line for the user on stderr, in the first process."""
-    from shallowdraft.commands.progress import notes
+    from shallowdraft.display.progress import notes
 
     if is_first():
         notes([text])

@@ -36,7 +36,7 @@ def _show(cards: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from shallowdraft.commands.tables import table_console
+    from shallowdraft.display.tables import table_console
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title="one target and drafts of it; figures on held-out text")
     table.add_column("name", no_wrap=True)

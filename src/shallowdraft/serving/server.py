@@ -54,7 +54,7 @@ class ApiServer(uvicorn.Server):
                 http=Connection,
                 log_level="warning",
                 access_log=False,
-                use_colors=False,  # stderr prints control characters as text (commands/terminal.py)
+                use_colors=False,  # stderr prints control characters as text (display/printable.py)
                 timeout_graceful_shutdown=SHUTDOWN_S,
             )
         )

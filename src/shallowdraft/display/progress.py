@@ -29,7 +29,7 @@ def shown(name: str, steps: Iterable[int], total: int) -> Generator[int, None, N
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from shallowdraft.commands.console import Console
+    from shallowdraft.display.console import Console
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -60,7 +60,7 @@ def shown(name: str, steps: Iterable[int], total: int) -> Generator[int, None, N
 
 def notes(lines: Iterable[str]) -> None:
     """Print what the user should know beside the result, a line each on stderr."""
-    from shallowdraft.commands.console import Console
+    from shallowdraft.display.console import Console
 
     console = Console(stderr=True, highlight=False)
     for line in lines:

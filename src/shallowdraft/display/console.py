@@ -9,7 +9,7 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from shallowdraft.commands.terminal import printable
+from shallowdraft.display.printable import printable
 
 
 class Console(rich.console.Console):

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from shallowdraft.commands.console import Console
+    from shallowdraft.display.console import Console
 
 WIDTH = 120  # where there is no terminal
 
 
 def table_console() -> "Console":
-    from shallowdraft.commands.console import Console
+    from shallowdraft.display.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
