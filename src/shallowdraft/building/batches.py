@@ -93,7 +93,7 @@ class Batches:
             self._orders = {key: order for key, order in self._orders.items() if key[0] != domain}
             key = [self.seed, 1 + list(self._tokens).index(domain), epoch]
             self._orders[domain, epoch] = np.random.default_rng(key).permutation(chunks)
-        # Chunks begin `sequence` tokens apart and share one token: the last label of one is the first input of the next.
+        # Neighbouring chunks share one token: the last label of one is the first input of the next.
         start = int(self._orders[domain, epoch][index]) * self.sequence
         chunk = tokens[start : start + self.sequence + 1].astype(np.int64)
         if int(chunk.max()) >= self.store.vocab:

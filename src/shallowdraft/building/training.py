@@ -143,7 +143,7 @@ class _LossWatch:
 def _new_optimiser(model: Trainable, task: TrainingTask[Trainable], recipe: Recipe) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if task.learned is not None:
-        # A group of its own: its rate stays constant (only group 0 follows the recipe), and decay would pull log a to 0.
+        # Only group 0 follows the recipe's rate; this one's is constant, and decay would pull log a of masks to 0.
         rate = task.learned_rate(recipe.steps)
         groups.append({"params": list(task.learned.parameters()), "lr": rate, "weight_decay": 0.0})
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)

@@ -39,8 +39,10 @@ def shown(name: str, steps: Iterable[int], total: int) -> Generator[int, None, N
     figures = line = printed = ""
     try:
         with bar as progress:
-            task = progress.add_task(name, total=total)
+            task = None
             for done in steps:
+                if task is None:  # not before, for the first step may have something to say
+                    task = progress.add_task(name, total=total)
                 figures = done.detail if isinstance(done, StepsDone) else ""
                 line = f"{name}: {done} of {total}" + (f", {figures}" if figures else "")
                 due = time.monotonic() >= due_s
