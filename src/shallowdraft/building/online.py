@@ -214,7 +214,7 @@ class OnlineOutput(TypedDict):
 
 
 @dataclass(frozen=True)
-class Stretch:
+class OnlineStretch:
     """Figures of a stretch of consecutive prompts."""
 
     prompts: int
@@ -231,7 +231,7 @@ class OnlineResult:
     """File with the text after every prompt."""
     draft: Path | None
     """Folder of the newest draft; None if it has learned nothing."""
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[OnlineStretch, ...]
     """The prompts in ten stretches, the first to the last."""
     seconds: float
 
@@ -285,10 +285,10 @@ def learn_online(
     return OnlineResult(file.path, learned, tuple(_stretches(list(file))), time.perf_counter() - begin_s)
 
 
-def _stretches(rows: Sequence[Record]) -> Iterator[Stretch]:
+def _stretches(rows: Sequence[Record]) -> Iterator[OnlineStretch]:
     """Sum up ten stretches of the prompts, the first to the last."""
     size = max(1, -(-len(rows) // STRETCHES))
     for start in range(0, len(rows), size):
         sums = {name: sum(row[name] for row in rows[start : start + size]) for name in COUNTS}
         tar, acceptance = sums["emitted"] / max(1, sums["iterations"]), sums["accepted"] / max(1, sums["drafted"])
-        yield Stretch(min(start + size, len(rows)), tar, acceptance)
+        yield OnlineStretch(min(start + size, len(rows)), tar, acceptance)

@@ -65,13 +65,13 @@ def prune(
     if result := finished_earlier(folder, say):
         return result
     plan.require_possible()
-    where = join_processes(folder, device)
-    model = load(parent, "float32", where, trainable=True)
+    torch_device = join_processes(folder, device)
+    model = load(parent, "float32", torch_device, trainable=True)
     say(plan.costs)
     trainer = new_trainer(folder, corpus, model.require_tokenizer(), options, follow, say)
     estimate = plan.estimate(trainer, model.decoder)
     say(_sentence(estimate))
-    estimate.require_room(folder.work, where, f"pruning to {plan.child}")
+    estimate.require_room(folder.work, torch_device, f"pruning to {plan.child}")
     folder.start()
     carved = plan.carve(trainer, model.decoder)
     decoder, held_out = distil(trainer, folder, carved, model, options, options.tokens - plan.tokens_for_masks)
@@ -108,13 +108,13 @@ def estimate_pruning(
     plan.require_possible()
     with tempfile.TemporaryDirectory() as temporary:
         folder = output_folder(temporary, corpus, options, plan.own_options)
-        where = join_processes(folder, device)
-        model = load(parent, "float32", where, trainable=True)
+        torch_device = join_processes(folder, device)
+        model = load(parent, "float32", torch_device, trainable=True)
         say(plan.costs)
         trainer = new_trainer(folder, corpus, model.require_tokenizer(), options, follow, say)
         estimate = plan.estimate(trainer, model.decoder)
         say(_sentence(estimate))
-        estimate.require_room(Path(out) / "training", where, f"pruning to {plan.child}")
+        estimate.require_room(Path(out) / "training", torch_device, f"pruning to {plan.child}")
         leave()
     return PruningEstimate(str(plan.child), plan.child.parameters, **asdict(estimate))
 

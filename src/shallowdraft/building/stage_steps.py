@@ -47,9 +47,9 @@ def finished_earlier(folder: OutputFolder, say: Say) -> BuildResult | None:
 
 def join_processes(folder: OutputFolder, device: str | None) -> torch.device:
     """Join the other processes of a torchrun; an unfinished run must have been started with the same options."""
-    where = join(resolve_device(device))
+    torch_device = join(resolve_device(device))
     folder.require_same_options()
-    return where
+    return torch_device
 
 
 def new_trainer(

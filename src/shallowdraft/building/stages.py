@@ -59,6 +59,7 @@ def pretrain(
     corpus.
     """
     begin_s = time.perf_counter()
+    # Weights are trained in float32; run.json has the field in all stages.
     own = {"shape": shape, "tokenizer": tokenizer, "vocab": vocab, "context": context, "dtype": None}
     folder = output_folder(out, corpus, options, own)
     if result := finished_earlier(folder, say):
@@ -69,12 +70,12 @@ def pretrain(
     if model_shape.encoder:
         raise OptionError(f"--shape is {shape}, an encoder–decoder; only decoder-only models are trained here")
     require_portable(model_shape)
-    where = join_processes(folder, device)
+    torch_device = join_processes(folder, device)
     used_tokenizer = _tokenizer(folder, corpus, tokenizer, vocab)
     model_shape = replace(model_shape, vocab=len(used_tokenizer))
     trainer = new_trainer(folder, corpus, used_tokenizer, options, follow, say)
     folder.start()
-    decoder = fresh_decoder(model_shape, options.seed).to(where)
+    decoder = fresh_decoder(model_shape, options.seed).to(torch_device)
     trainer.train("pretrain", decoder, Pretraining(), options.recipe(model_shape))
     held_out = trainer.validate(decoder, None, options.sequence)
     decoder = data_parallel.gather_model(decoder)
@@ -101,9 +102,9 @@ def distill(
         return result
     require_objective(options.objective, options.rollout)
     require_decoder_only(target, draft)
-    where = join_processes(folder, device)
-    teacher = load(target, dtype, where, trainable=True)
-    student = load(draft, "float32", where, trainable=True)
+    torch_device = join_processes(folder, device)
+    teacher = load(target, dtype, torch_device, trainable=True)
+    student = load(draft, "float32", torch_device, trainable=True)
     check_vocabulary(teacher, student).require()
     trainer = new_trainer(folder, corpus, teacher.require_tokenizer(), options, follow, say)
     folder.start()
@@ -138,8 +139,8 @@ def train_heads(
     if launched() > 1:
         raise OptionError("heads are small and trained by one process; leave torchrun out")
     require_decoder_only(target)
-    where = join_processes(folder, device)
-    model = load(target, dtype, where, trainable=True)
+    torch_device = join_processes(folder, device)
+    model = load(target, dtype, torch_device, trainable=True)
     trainer = new_trainer(folder, corpus, model.require_tokenizer(), options, follow, say)
     trainer = with_generated_text(trainer, folder, model, options)
     folder.start()

@@ -5,6 +5,7 @@ It is drawn only when a step is done, never by a thread of its own: nothing may 
 
 import time
 from collections.abc import Generator, Iterable
+from contextlib import closing
 
 from shallowdraft.progress import StepsDone
 
@@ -15,8 +16,9 @@ DRAW_EVERY_S = 0.1
 def follow(name: str, steps: Iterable[int], total: int) -> None:
     """Take an iterator of the number of steps done to its end, and show it."""
     try:
-        for _ in shown(name, steps, total):
-            pass
+        with closing(shown(name, steps, total)) as showing:
+            for _ in showing:
+                pass
     except KeyboardInterrupt:
         notes(["what is done is kept; the same command goes on"])
         raise
@@ -39,8 +41,10 @@ def shown(name: str, steps: Iterable[int], total: int) -> Generator[int, None, N
     figures = line = printed = ""
     try:
         with bar as progress:
-            task = progress.add_task(name, total=total)
+            task = None
             for done in steps:
+                if task is None:  # not before, for the first step may have something to say
+                    task = progress.add_task(name, total=total)
                 figures = done.detail if isinstance(done, StepsDone) else ""
                 line = f"{name}: {done} of {total}" + (f", {figures}" if figures else "")
                 due = time.monotonic() >= due_s
