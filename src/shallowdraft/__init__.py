@@ -1,14 +1,19 @@
 """Find, build and prove the fastest draft model for your LLM.
 
 import shallowdraft as sd
-target, draft = sd.load("target-folder"), sd.load("draft-folder")
+target, draft = sd.load("target-folder"), sd.load_draft("draft-folder")
 out = sd.generate(target, "Once upon a time", draft=draft, lookahead=5)
+result = sd.study("target-folder", ["draft-folder"], prompts="arena", out="run")
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shallowdraft.api.building import distill, pretrain, prune, train_heads
+    from shallowdraft.api.designing import design, search
+    from shallowdraft.api.measuring import import_trace, predict, profile, record, replay, study
+    from shallowdraft.api.showing import accuracy, bench, export, open_run, report
     from shallowdraft.decoding.generate import Stream, generate, stream
     from shallowdraft.decoding.results import Generation, Piece
     from shallowdraft.decoding.statistics import Statistics, total
@@ -19,22 +24,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Generation": "decoding.results",
-    "Model": "models.model",
-    "ModelShape": "shapes.shape",
-    "Piece": "decoding.results",
-    "ShallowdraftError": "errors",
-    "Statistics": "decoding.statistics",
-    "Stream": "decoding.generate",
-    "check_vocabulary": "models.model",
-    "generate": "decoding.generate",
-    "load": "models.model",
-    "load_draft": "models.model",
-    "load_heads": "models.heads",
-    "stream": "decoding.generate",
-    "total": "decoding.statistics",
+_MODULES = {
+    "api.building": ("distill", "pretrain", "prune", "train_heads"),
+    "api.designing": ("design", "search"),
+    "api.measuring": ("import_trace", "predict", "profile", "record", "replay", "study"),
+    "api.showing": ("accuracy", "bench", "export", "open_run", "report"),
+    "decoding.generate": ("Stream", "generate", "stream"),
+    "decoding.results": ("Generation", "Piece"),
+    "decoding.statistics": ("Statistics", "total"),
+    "errors": ("ShallowdraftError",),
+    "models.heads": ("load_heads",),
+    "models.model": ("Model", "check_vocabulary", "load", "load_draft"),
+    "shapes.shape": ("ModelShape",),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Generation",
@@ -44,13 +47,30 @@ __all__ = [
     "ShallowdraftError",
     "Statistics",
     "Stream",
+    "accuracy",
+    "bench",
     "check_vocabulary",
+    "design",
+    "distill",
+    "export",
     "generate",
+    "import_trace",
     "load",
     "load_draft",
     "load_heads",
+    "open_run",
+    "predict",
+    "pretrain",
+    "profile",
+    "prune",
+    "record",
+    "replay",
+    "report",
+    "search",
     "stream",
+    "study",
     "total",
+    "train_heads",
 ]
 
 

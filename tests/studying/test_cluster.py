@@ -23,7 +23,7 @@ from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.studying import proposers
 from shallowdraft.studying.cluster import Cluster, Here
-from shallowdraft.studying.search import Builder, Search, plan_rungs, write_text
+from shallowdraft.studying.search import Builder, Search, ShapeCandidate, plan_rungs, write_text
 from shallowdraft.studying.study import Plan, study
 
 ray = pytest.importorskip("ray")

@@ -7,14 +7,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from shallowdraft.display.tabular import Cell, Tabular
 from shallowdraft.distributed import is_first
 from shallowdraft.errors import OptionError, TrainingError, printable
 from shallowdraft.files import read_json
 from shallowdraft.records import write_whole
 
 
-@dataclass(frozen=True)
-class BuildResult:
+@dataclass(frozen=True, repr=False)
+class BuildResult(Tabular):
     """Result of a build: where the model is, and how good it is."""
 
     out: Path
@@ -30,6 +31,22 @@ class BuildResult:
     """Seconds from the last start to the end."""
     finished_before: bool = False
     """Whether nothing was done because this run had been finished by an earlier call."""
+
+    @property
+    def caption(self) -> str:
+        return f"{self.out}: {self.description}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("held out", "value")
+
+    @property
+    def cells(self) -> list[tuple[Cell, ...]]:
+        return [(name.replace("_", " "), value) for name, value in self.held_out.items()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return {"out", "shape" and "parameters" or "heads", and the figures on held-out text}."""
+        return {"out": str(self.out), **self.about, **self.held_out}
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,46 @@ It is drawn only when a step is done, never by a thread of its own: nothing may 
 """
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 
-from shallowdraft.progress import StepsDone
+from shallowdraft.progress import Follow, StepsDone, run_silently
+
+Progress = bool | Callable[[str, int, int], None]
+"""How to show progress: True draws bars on stderr or in the notebook, False shows nothing; a function is called with
+the name of the work, the number of steps done and the number of all."""
 
 LOG_EVERY_S = 30
 DRAW_EVERY_S = 0.1
+
+
+def following(progress: Progress) -> Follow:
+    """Return what takes the steps of some work to its end and shows them."""
+    if progress is True:
+        return follow
+    if progress is False:
+        return run_silently
+
+    def call(name: str, steps: Iterator[int], total: int) -> None:
+        for _ in shown_by(progress, name, steps, total):
+            pass
+
+    return call
+
+
+def shown_by(progress: Progress, name: str, steps: Iterator[int], total: int) -> Generator[int, None, None]:
+    """Yield the number of steps done, and show it."""
+    if progress is True:
+        yield from shown(name, steps, total)
+        return
+    try:
+        for done in steps:
+            if callable(progress):
+                progress(name, done, total)
+            yield done
+    finally:
+        if isinstance(steps, Generator):
+            steps.close()
 
 
 def follow(name: str, steps: Iterable[int], total: int) -> None:

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from shallowdraft.display.tabular import Cell, Tabular
 from shallowdraft.errors import RecordError
 from shallowdraft.files import Share, from_record, read_json
 from shallowdraft.records import Record, provenance, write_whole
@@ -57,8 +58,8 @@ class AccuracyClaim:
     statement: str = ""
 
 
-@dataclass(frozen=True)
-class AccuracyResult:
+@dataclass(frozen=True, repr=False)
+class AccuracyResult(Tabular):
     """Scores of all drafts, and what follows from them."""
 
     drafts: tuple[DraftScores, ...]
@@ -69,6 +70,24 @@ class AccuracyResult:
     target: str = ""
     """The target of the trace; empty without one."""
     target_digest: str | None = None
+
+    @property
+    def caption(self) -> str:
+        statements = [f"{task}: {claim.statement}" for task, claim in self.claims.items()]
+        return "; ".join(statements) or "accuracy by the likelihood of choices"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("draft", "task", "accuracy", "from", "to", "chance", "loss", f"TAR at {self.lookahead}")
+
+    @property
+    def cells(self) -> list[tuple[Cell, ...]]:
+        rows: list[tuple[Cell, ...]] = []
+        for draft in self.drafts:
+            for task, score in draft.sets.items():
+                share = score.accuracy
+                rows.append((draft.name, task, share.value, *share.interval, share.chance, score.loss, draft.tar))
+        return rows
 
     def to_json(self) -> Record:
         """Return the fields as `accuracy --json` prints them."""

@@ -16,6 +16,7 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 
 from shallowdraft.cost import Iteration
+from shallowdraft.display.tabular import Cell, Tabular
 from shallowdraft.errors import RecordError
 from shallowdraft.files import Count, Range, Seconds, Size
 from shallowdraft.limits import MOST_NODES
@@ -279,8 +280,8 @@ def _interpolated(where: float, values: Mapping[int, float]) -> float:
     return float(np.interp(where, known, [values[place] for place in known]))
 
 
-@dataclass(frozen=True)
-class Profile:
+@dataclass(frozen=True, repr=False)
+class Profile(Tabular):
     """Times of a machine: samples by point, and medians of them."""
 
     about: Record
@@ -298,6 +299,41 @@ class Profile:
     def shapes(self) -> list[str]:
         """Shapes that were timed with random weights."""
         return [name.removeprefix(RANDOM) for name in self._latest if name.startswith(RANDOM)]
+
+    @property
+    def caption(self) -> str:
+        about = self.about
+        return f"times of {about.get('target')} ({about.get('dtype')}) on {about.get('device')}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (
+            "proposer",
+            "drafter",
+            "lookahead",
+            "context",
+            "batch",
+            "plain ms",
+            "draft",
+            "verify",
+            "other",
+            "samples",
+        )
+
+    @property
+    def cells(self) -> list[tuple[Cell, ...]]:
+        rows: list[tuple[Cell, ...]] = []
+        for point, samples in sorted(self.samples.items()):
+            candidate = point.candidate
+            plain_ms = 1e3 * median(sample["plain_s"] for sample in samples)
+            ratios = (median(sample[part] / sample["plain_s"] for sample in samples) for part in PARTS)
+            place = (candidate.draft, candidate.drafter, candidate.lookahead, point.context, point.batch)
+            rows.append((*place, plain_ms, *ratios, len(samples)))
+        return rows
+
+    def to_json(self) -> Record:
+        """Return the description and all samples."""
+        return {"about": self.about, "samples": [row for rows in self.samples.values() for row in rows]}
 
     def require_target(self, name: str, digest: str | None) -> None:
         """Refuse a target that is not the one that was timed, as far as the digests are known."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shallowdraft.cost import Iteration, Prediction, Silence
+from shallowdraft.display.tabular import Cell, Tabular
 from shallowdraft.errors import RecordError, ShallowdraftError
 from shallowdraft.files import Count, Interval, PositiveSeconds, Rate, Seconds, from_record, read_json
 from shallowdraft.records import Record, write_whole
@@ -64,8 +65,8 @@ class StudyRow:
         )
 
 
-@dataclass(frozen=True)
-class StudyResult:
+@dataclass(frozen=True, repr=False)
+class StudyResult(Tabular):
     """The result of a study."""
 
     rows: tuple[StudyRow, ...]
@@ -91,6 +92,27 @@ class StudyResult:
         if high < 1:
             return f"speculation does not pay: the best, {what}, is {best.live.speed_up:.2f}x as fast"
         return f"speculation makes no clear difference: {what} is {best.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+
+    @property
+    def caption(self) -> str:
+        return self.verdict
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        predicted = ("predicted speed-up", "from", "to")
+        return ("proposer", "size", "TAR", "needed TAR", "draft ms", "verify ms", *predicted, "measured", "from", "to")
+
+    @property
+    def cells(self) -> list[tuple[Cell, ...]]:
+        rows: list[tuple[Cell, ...]] = []
+        for row in self.rows:
+            prediction, times = row.prediction, row.prediction.iteration
+            size = f"{prediction.nodes} nodes" if prediction.nodes else str(prediction.lookahead)
+            milliseconds = (1e3 * times.draft_s, 1e3 * times.verify_s)
+            predicted = (prediction.speed_up, *row.predicted_interval)
+            live = (row.live.speed_up, *row.live.interval) if row.live else (None, None, None)
+            rows.append((row.name, size, prediction.tar, prediction.break_even_tar, *milliseconds, *predicted, *live))
+        return rows
 
     def to_json(self) -> Record:
         """Return what study.json holds."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from shallowdraft.display.tabular import Cell, Tabular
 from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.files import Count, Range, from_record, require_fields
 from shallowdraft.identity import text_digest
@@ -78,8 +79,8 @@ class Vocabulary(TypedDict):
     """Tokens that were added to the tokenizer; a draft may lack those at the end."""
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, repr=False)
+class Trace(Tabular):
     """A target's outputs, and how their tokens were chosen."""
 
     target: str
@@ -105,6 +106,24 @@ class Trace:
         """Tokens before a new one, on average over all new tokens."""
         tokens = sum(len(output.output) for output in self.outputs)
         return sum(len(output.output) * output.mean_context for output in self.outputs) / tokens
+
+    @property
+    def caption(self) -> str:
+        tokens = sum(len(output.output) for output in self.outputs)
+        kind = "greedy" if self.sampling.greedy else f"temperature {self.sampling.temperature:g}"
+        return f"trace of {self.target}: {len(self.outputs):,} outputs, {tokens:,} new tokens, {kind}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("set", "id", "sample", "prompt tokens", "new tokens")
+
+    @property
+    def cells(self) -> list[tuple[Cell, ...]]:
+        return [(*output.key, len(output.prompt), len(output.output)) for output in self.outputs]
+
+    def to_json(self) -> Record:
+        """Return target, vocabulary, sampling and all outputs."""
+        return asdict(self)
 
     def require_target(self, name: str, digest: str | None) -> None:
         """Refuse a model that did not write this trace, as far as the digests are known."""
