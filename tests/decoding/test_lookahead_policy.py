@@ -8,7 +8,7 @@ import torch
 
 import shallowdraft as sd
 from shallowdraft.cost import independent_tar
-from shallowdraft.decoding.lookahead_policy import LONGEST, LookaheadPolicy
+from shallowdraft.decoding.lookahead_policy import MAX_AUTO_LOOKAHEAD, LookaheadPolicy
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.shapes.notation import parse_shape
 
@@ -27,7 +27,7 @@ def simulate(pace: LookaheadPolicy, rate: float, step: float, iterations: int, s
 
 
 def best(rate: float, step: float) -> int:
-    return max(range(LONGEST + 1), key=lambda d: independent_tar(rate, d) / (1 + step * d))
+    return max(range(MAX_AUTO_LOOKAHEAD + 1), key=lambda d: independent_tar(rate, d) / (1 + step * d))
 
 
 def speed(chosen: list[int], rate: float, step: float) -> float:

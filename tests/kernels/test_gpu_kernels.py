@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 import shallowdraft as sd
-from shallowdraft.decoding.engine import UNSOUND, _packed
+from shallowdraft.decoding.emitted import NOT_FINITE, pack
 from shallowdraft.decoding.sampling import Sampling, Samplings, draw, probabilities
 from shallowdraft.decoding.state import new_state
 from shallowdraft.decoding.verification import Proposal, verify_choice, verify_sampled
@@ -193,8 +193,8 @@ def test_settling_is_verification_and_commit(lookahead: int):
         verdict = verify_choice(best, choice, Proposal(proposed, None, largest))
         states[0].commit(verdict)
         state = states[1]
-        packed = gpu_choice.settle(best, choice, proposed, largest, state.tokens, state.length, state.limit, UNSOUND)
-        assert packed.tolist() == _packed(verdict).tolist()
+        packed = gpu_choice.settle(best, choice, proposed, largest, state.tokens, state.length, state.limit, NOT_FINITE)
+        assert packed.tolist() == pack(verdict).tolist()
         assert state.tokens.tolist() == states[0].tokens.tolist()
         assert state.length.tolist() == states[0].length.tolist()
 
@@ -237,7 +237,7 @@ def test_laws_of_texts_that_choose_unlike():
     uniforms = torch.rand(len(logits), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     together = Samplings([Sampling(2.0)] * len(texts), logits.device)
     for row, text in enumerate(texts):
-        together.put(row, text)
+        together.replace_row(row, text)
     p, token, largest = gpu_choice.law(logits, together.numbers, 150, uniforms)
     wanted = probabilities(logits.view(len(texts), 2, 150), together).view(-1, 150)
     torch.testing.assert_close(p, wanted, atol=1e-6, rtol=1e-4)
@@ -277,14 +277,15 @@ def test_judging_is_verification_and_commit(lookahead: int, monkeypatch: pytest.
         state = states[1]
         packed = gpu_choice.judge(
             p, logits.amax(-1), q, proposed, torch.zeros(6, lookahead), coins, last,
-            state.tokens, state.length, state.limit, UNSOUND,
+            state.tokens, state.length, state.limit, NOT_FINITE,
         )  # fmt: skip
-        assert packed.tolist() == _packed(verdict).tolist()
+        assert packed.tolist() == pack(verdict).tolist()
         assert state.tokens.tolist() == states[0].tokens.tolist()
         assert state.length.tolist() == states[0].length.tolist()
     best = logits.amax(-1)
     best[2, 0] = float("inf")
     packed = gpu_choice.judge(
-        p, best, q, proposed, torch.zeros(6, lookahead), coins, last, state.tokens, state.length, state.limit, UNSOUND
+        p, best, q, proposed, torch.zeros(6, lookahead), coins, last,
+        state.tokens, state.length, state.limit, NOT_FINITE,
     )  # fmt: skip
-    assert (packed[:, 0] == UNSOUND).tolist() == [row == 2 for row in range(6)]
+    assert (packed[:, 0] == NOT_FINITE).tolist() == [row == 2 for row in range(6)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shallowdraft.building.batches import Batches
 from shallowdraft.building.token_store import TokenStore, extend_store
+from shallowdraft.decoding.engine_cache import ENGINES
 from shallowdraft.decoding.generate import generate
 from shallowdraft.errors import CorpusError, OptionError, first_line
 from shallowdraft.files import naming, require_regular
@@ -74,7 +75,7 @@ def write_continuations(
                 np.save(file.with_suffix(".partial.npy"), text.cpu().numpy())
             file.with_suffix(".partial.npy").replace(file)
         yield (batch + 1) * rows * (prompt + length)
-    writer.kept.clear()  # the memory of its batches
+    ENGINES.drop(writer)  # frees the memory of its batches
     first, *rest = (np.pad(_written(file), ((0, 0), (0, 1)), constant_values=store.end).ravel() for file in files)
     yield extend_store(store, folder, DOMAIN, train=np.concatenate(rest), val=first)
     for file in files:

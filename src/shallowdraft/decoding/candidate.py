@@ -1,4 +1,4 @@
-"""Ways of speculating: what proposes, and how much of it in an iteration."""
+"""Candidates, which a study compares: what proposes, and how many tokens an iteration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from shallowdraft.models.model import Model
 from shallowdraft.models.tree import Tree
 
 ProposerKey = tuple[DrafterName, str]
-"""A kind of drafter, and which one of that kind."""
+"""A kind of drafter, and the name that tells proposers of this kind apart."""
 
 
 @dataclass(frozen=True, order=True)
@@ -17,13 +17,13 @@ class Candidate:
     """A proposer at a lookahead, or with a tree."""
 
     draft: str = field(compare=False)
-    """What the proposer is called: a draft model as somebody named it, or what tells proposers of a kind apart."""
+    """Name of the proposer: a draft model's as the user wrote it, or what tells proposers of a kind apart."""
     lookahead: int
     drafter: DrafterName = "model"
     tree: tuple[int, ...] = ()
-    """Of proposals that branch: the parents of their nodes."""
+    """Parents of the nodes, if proposals branch."""
     digest: str = ""
-    """Content of the draft model or heads; the name where a name says all."""
+    """Digest of the draft model's or heads' content; the name if there is no content."""
     dtype: str = ""
     """Precision of the draft model."""
 
@@ -32,7 +32,7 @@ class Candidate:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Candidate":
-        """Read it from a record; earlier records know draft models alone, and by name."""
+        """Read a candidate from a record; early records have only draft models, and only their names."""
         return cls(
             record["draft"],
             record["lookahead"],
@@ -46,18 +46,18 @@ class Candidate:
     def with_draft(
         cls, draft: Model, lookahead: int, drafter: DrafterName = "model", tree: Tree | None = None
     ) -> "Candidate":
-        """A draft model's way of proposing."""
+        """Create a candidate whose proposer is a draft model."""
         return cls(draft.name, lookahead, drafter, tree.parents if tree else (), draft.digest, draft.precision)
 
     def options(self, proposers: Mapping[ProposerKey, Options]) -> Options:
-        """To generate in this way, with the proposer that is its."""
-        found = proposers[self.drafter, self.draft].copy()
-        found["lookahead"] = self.lookahead
+        """Return the options with which `generate` proposes like this candidate."""
+        options = proposers[self.drafter, self.draft].copy()
+        options["lookahead"] = self.lookahead
         if self.tree:
-            found["tree"] = Tree(self.tree)
-        return found
+            options["tree"] = Tree(self.tree)
+        return options
 
 
 def drafting(drafts: Mapping[str, Model]) -> dict[ProposerKey, Options]:
-    """Draft models by name as proposers."""
+    """Return draft models, given by name, as proposers."""
     return {("model", name): Options(draft=draft) for name, draft in drafts.items()}

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens of a pass, C d_model, H query heads, G key/value heads,
 import copy
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -61,8 +61,6 @@ class Decoder(nn.Module):
             self.tie()
         self.native: native.NativeLayers | None = None
         self.fused: fused.FusedLayers | None = None
-        self.kept: dict[Any, Any] = {}
-        """What those who decode with it want to find again."""
         self.packing: Packing = "none"
         self.origin: tuple[str, str | torch.dtype, str, bool] | None = None
         """What it was loaded with: path, dtype, device, whether to be trained."""
@@ -246,13 +244,8 @@ class Decoder(nn.Module):
                 "a packed decoder cannot be moved or cast; load it again with the dtype and device wanted"
             )
         self.fused = None
-        self.kept.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy finds nothing that was kept here: captured iterations cannot be copied."""
-        return {**self.__dict__, "kept": {}}
 
     def dense_state(self) -> dict[str, Tensor]:
         """Every parameter under its layout name, in its ordinary form, packed or not."""

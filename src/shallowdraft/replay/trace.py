@@ -10,7 +10,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.generate import Run
+from shallowdraft.decoding.generate import BatchRun
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.sampling import Sampling, probabilities
 from shallowdraft.errors import NumericsError, OptionError, PromptError, RecordError, VocabularyError
@@ -216,7 +216,7 @@ def fitted(target: Model, prompt: Prompt, room: int, *, chat: bool = False) -> t
 def _continue(target: Model, rows: list[Output], max_new_tokens: int, sampling: Sampling) -> Iterator[Output]:
     streams = [row.stream for row in rows]
     settings = Settings(max_new_tokens=max_new_tokens, **asdict(sampling), streams=streams)
-    results = Run(target, [row.prompt for row in rows], settings).finish()
+    results = BatchRun(target, [row.prompt for row in rows], settings).finish()
     for row, result in zip(rows, results, strict=True):
         written = replace(row, output=result.token_ids)
         if not sampling.greedy:

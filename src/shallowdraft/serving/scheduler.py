@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.results import FinishReason
-from shallowdraft.decoding.rows import Row
+from shallowdraft.decoding.rows import GeneratedRow
 from shallowdraft.errors import ShallowdraftError
 from shallowdraft.serving.metrics import Metrics
 from shallowdraft.serving.worker import Worker
@@ -61,7 +61,7 @@ class Scheduler:
     def __init__(self, new_batch: Callable[[], Batch], rows: int, queue: int, metrics: Metrics) -> None:
         self._new_batch, self._most_rows, self._most_waiting, self._metrics = new_batch, rows, queue, metrics
         self._batch = new_batch()
-        self._running: dict[Row, Ticket] = {}
+        self._running: dict[GeneratedRow, Ticket] = {}
         self._waiting: deque[Ticket] = deque()
         self._reading = False  # a prompt, which is neither
         self._changed = threading.Condition()
@@ -171,12 +171,12 @@ class Scheduler:
             return
         self._batch.step()
         for row, ticket in list(self._running.items()):
-            if row.sound:
+            if row.finite:
                 self._metrics.iterated(row.accepted_by_iteration[-1])
             self._publish(row, ticket)
 
-    def _publish(self, row: Row, ticket: Ticket) -> None:
-        if not row.sound:
+    def _publish(self, row: GeneratedRow, ticket: Ticket) -> None:
+        if not row.finite:
             self._let_go([row])
             ticket.notify(Update(error="the models produced NaN or infinite logits"))
             return
@@ -188,7 +188,7 @@ class Scheduler:
             self._metrics.ended(row.finish_reason, time.perf_counter() - ticket.begin_s)
         ticket.notify(Update(text, row.finish_reason, len(row.tokens)))
 
-    def _let_go(self, rows: Sequence[Row]) -> None:
+    def _let_go(self, rows: Sequence[GeneratedRow]) -> None:
         self._batch.leave(rows)
         for row in rows:
             del self._running[row]

@@ -27,7 +27,7 @@ from shallowdraft.decoding.divergence import explain
 from shallowdraft.decoding.generate import generate
 from shallowdraft.decoding.options import DrafterName, Options
 from shallowdraft.decoding.results import Generation
-from shallowdraft.decoding.timing import MachineState, state_of
+from shallowdraft.decoding.timing import MachineState, current_state
 from shallowdraft.files import Count, Seconds, SomeSeconds
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
@@ -179,7 +179,7 @@ def _attempts(file: Iterable[Record], outputs: Sequence[Output]) -> dict[Run, At
 def _state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
     """Decode plainly."""
     stats = _decode(target, output, {"max_new_tokens": max_new_tokens}).stats
-    return state_of(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
+    return current_state(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
 
 
 def _decode(target: Model, output: Output, options: Options) -> Generation:
