@@ -18,12 +18,14 @@ IDLE_ITERATIONS = 4  # idle row-iterations tolerated per active row before the a
 class Batch:
     """Up to `most` rows that are decoded together by a target and, if given, a draft; none is longer than `longest`.
 
-    An engine of one row, the reader, reads a new prompt. Its row is then copied over an idle row. If there is none, all
-    rows are copied into a larger engine, because rows must lie next to each other for the kernels.
+    An engine of one row, the reader, reads a new prompt. Its row is then copied over an idle row.
+    If there is none, all rows are copied into a larger engine, because rows must lie next to each
+    other for the kernels.
 
-    Rows that have left are idle for a while, since a new one may replace them. On a CPU an engine has as many rows as
-    are needed, and not many more slots. On a GPU there is one engine for each power of two, as long as any text may be,
-    and it is kept: its iterations are captured once, whichever rows it holds later.
+    Rows that have left are idle for a while, since a new one may replace them. On a CPU an engine
+    has as many rows as are needed, and not many more slots. On a GPU there is one engine for each
+    power of two, as long as any text may be, and it is kept: its iterations are captured once,
+    whichever rows it holds later.
     """
 
     def __init__(self, target: Model, draft: Model | None, lookahead: int, longest: int, most: int) -> None:

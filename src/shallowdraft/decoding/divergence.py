@@ -1,8 +1,8 @@
 """The difference of two greedy runs: a numerical tie, or a bug? Implements the definition in docs/lossless.md.
 
-A pass over d + 1 tokens rounds differently from a pass over one. If two tokens are nearly equally likely, that may
-change the choice, and neither run is wrong. A bug shows as a token whose logit, computed by the target for the same
-text, lies below the largest one by more than rounding explains.
+A pass over d + 1 tokens rounds differently from a pass over one. If two tokens are nearly equally
+likely, that may change the choice, and neither run is wrong. A bug shows as a token whose logit,
+computed by the target for the same text, lies below the largest one by more than rounding explains.
 """
 
 from collections.abc import Sequence
@@ -57,8 +57,8 @@ def explain(target: Model, prompt: Sequence[int], first: Sequence[int], second: 
 def greedy_gaps(target: Model, prompt: Sequence[int], continuation: Sequence[int]) -> Tensor:
     """Return how far each emitted token's logit lies under the largest one, as a multiple of what rounding explains.
 
-    Lossless decoding stays at or below 1. One teacher-forced pass: the target reads prompt and continuation, and its
-    logits judge every emitted token.
+    Lossless decoding stays at or below 1. One teacher-forced pass: the target reads prompt and
+    continuation, and its logits judge every emitted token.
     """
     with torch.inference_mode():
         state = new_state([[*prompt, *continuation]], [len(prompt) + len(continuation)], 0, target.device)

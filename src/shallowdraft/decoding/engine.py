@@ -82,9 +82,10 @@ class Engine:
     def from_rows(cls, rows: Sequence[tuple["Engine", int]], slots: int) -> "Engine":
         """Build a batch from single rows of other engines, each continuing where it stopped.
 
-        The engines must have the same target and the same draft model, or none. Do not use them again before they have
-        other prompts or rows: the random streams now belong to the batch. Shared with the first engine: the target, the
-        draft model and the rule. New: state, caches, the sampling of each row, clock and graphs.
+        The engines must have the same target and the same draft model, or none. Do not use them
+        again before they have other prompts or rows: the random streams now belong to the batch.
+        Shared with the first engine: the target, the draft model and the rule. New: state, caches,
+        the sampling of each row, clock and graphs.
         """
         first = rows[0][0]
         assert first.lookahead_policy is None, "a batch that rows join has one lookahead"

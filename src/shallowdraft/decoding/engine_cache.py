@@ -108,7 +108,8 @@ def keep_engine(target: Model, settings: Settings, engine: Engine) -> None:
 def _key(settings: Settings, rows: int, slots: int, source_slots: int) -> EngineKey:
     """Return what an engine is made for.
 
-    The draft or heads go by their id. A kept engine holds them, so that no other object can have the same id.
+    The draft or heads go by their id. A kept engine holds them, so that no other object can have
+    the same id.
     """
     proposer = id(settings.heads or (settings.draft and settings.draft.decoder))
     fixed = settings.longest_lookahead, settings.lookahead == "auto", settings.rule, replace(settings.sampling, seed=0)
@@ -119,8 +120,8 @@ def _key(settings: Settings, rows: int, slots: int, source_slots: int) -> Engine
 def _release(decoder: Decoder, engine: Engine) -> None:
     """Make an engine and its drafter hold a shallow copy of a decoder instead of the decoder itself.
 
-    The copy has the same modules and kernels, so captured iterations stay valid. An engine that held the decoder under
-    which it is kept would keep that decoder alive for ever.
+    The copy has the same modules and kernels, so captured iterations stay valid. An engine that
+    held the decoder under which it is kept would keep that decoder alive for ever.
     """
     twin = copy.copy(decoder)
     for owner in (engine, engine.drafter):

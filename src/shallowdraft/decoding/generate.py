@@ -31,34 +31,43 @@ def generate(
 
     Args:
         target (Model): the model whose output is generated, as `load` returns it.
-        prompt (str | Sequence[int] | list of these): text or token ids to continue; the encoder's text of an
-            encoder–decoder. A list gives a list of results, whose times are those of the whole batch.
-        draft (Model | None = None): a smaller model with the same vocabulary, which proposes tokens.
-        drafter (str = "model"): what proposes. "model": the draft, one token after the other; without a draft decoding
-            is plain. "tree": the draft, as a tree of tokens. "several": the draft, as chains drawn independently.
-            "skip": the target without some of its parts. "ngram": the text itself where it repeats. "medusa": heads on
-            the target, as a tree of tokens.
-        lookahead (int | "auto" = 5): draft tokens an iteration, 1 to 32; the depth of a tree. "auto" chooses it anew as
-            the text goes, by speed. Then the times decide which random numbers are used for what: sampled text keeps
-            its distribution, but a seed does not give the same text again.
+        prompt (str | Sequence[int] | list of these): text or token ids to continue; the encoder's
+            text of an encoder–decoder. A list gives a list of results, whose times are those of the
+            whole batch.
+        draft (Model | None = None): a smaller model with the same vocabulary, which proposes
+            tokens.
+        drafter (str = "model"): what proposes. "model": the draft, one token after the other;
+            without a draft decoding is plain. "tree": the draft, as a tree of tokens. "several":
+            the draft, as chains drawn independently. "skip": the target without some of its parts.
+            "ngram": the text itself where it repeats. "medusa": heads on the target, as a tree of
+            tokens.
+        lookahead (int | "auto" = 5): draft tokens an iteration, 1 to 32; the depth of a tree.
+            "auto" chooses it anew as the text goes, by speed. Then the times decide which random
+            numbers are used for what: sampled text keeps its distribution, but a seed does not give
+            the same text again.
         nodes (int = 16): draft tokens of a tree, or of several chains together.
-        tree (Tree | None = None): the tree that "tree" or "medusa" propose. None: the best one of `nodes`, by the
-            acceptance that was measured for the heads, or is usual.
-        skips (Sequence[int] | None = None): the parts that "skip" leaves out, 2 i for the attention of layer i and
-            2 i + 1 for its FFN. None: the second half of the layers.
+        tree (Tree | None = None): the tree that "tree" or "medusa" propose. None: the best one of
+            `nodes`, by the acceptance that was measured for the heads, or is usual.
+        skips (Sequence[int] | None = None): the parts that "skip" leaves out, 2 i for the attention
+            of layer i and 2 i + 1 for its FFN. None: the second half of the layers.
         heads (Heads | None = None): the heads of "medusa", as `load_heads` returns them.
-        min_confidence (float | None = None): draft on only while the draft's own probability of its last token is at
-            least this, in at least one row of a batch; `lookahead` is the longest proposal. For "model" and "skip", on
-            a CPU.
-        rule (str = "token"): judge drawn tokens one by one, or with "block" together, which accepts more. Both are
-            lossless.
-        max_new_tokens (int = 128): end after this many tokens. Generation also ends at the end of the target's context.
-        temperature (float = 0.0): 0 takes the most likely token each time; above 0 tokens are drawn.
+        min_confidence (float | None = None): draft on only while the draft's own probability of its
+            last token is at least this, in at least one row of a batch; `lookahead` is the longest
+            proposal. For "model" and "skip", on a CPU.
+        rule (str = "token"): judge drawn tokens one by one, or with "block" together, which accepts
+            more. Both are lossless.
+        max_new_tokens (int = 128): end after this many tokens. Generation also ends at the end of
+            the target's context.
+        temperature (float = 0.0): 0 takes the most likely token each time; above 0 tokens are
+            drawn.
         top_k (int | None = None): draw from the k most likely tokens only.
-        top_p (float | None = None): draw from the most likely tokens that together reach this probability.
-        seed (int = 0): seed of the draws. Each row of a batch has a random stream of its own, from (seed, row).
+        top_p (float | None = None): draw from the most likely tokens that together reach this
+            probability.
+        seed (int = 0): seed of the draws. Each row of a batch has a random stream of its own, from
+            (seed, row).
         stop (Sequence[str] = ()): strings that end the text; they are not part of it.
-        stop_tokens (Sequence[int] | None = None): token ids that end the text. None: the target's own.
+        stop_tokens (Sequence[int] | None = None): token ids that end the text. None: the target's
+            own.
     """
     single = is_single(prompt)
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)

@@ -9,8 +9,8 @@ from torch import Tensor
 class IterationGraphs:
     """The captured iterations of one engine, one for each kind of iteration.
 
-    The first iteration of a kind runs eagerly, which compiles its kernels; the second is captured; from then on it is
-    replayed.
+    The first iteration of a kind runs eagerly, which compiles its kernels; the second is captured;
+    from then on it is replayed.
     """
 
     def __init__(self) -> None:

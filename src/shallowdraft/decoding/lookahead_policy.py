@@ -1,8 +1,8 @@
 """The choice of the next lookahead, from the times of the last iterations and the acceptance in them.
 
-Expected speed at a lookahead is expected tokens an iteration over expected seconds an iteration. Plain decoding is
-lookahead 0 and always a candidate: if speculation does not pay it stops, and is tried again now and then. What is
-emitted does not depend on the choice.
+Expected speed at a lookahead is expected tokens an iteration over expected seconds an iteration.
+Plain decoding is lookahead 0 and always a candidate: if speculation does not pay it stops, and is
+tried again now and then. What is emitted does not depend on the choice.
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,8 @@ class LookaheadPolicy:
     def tar(self, lookahead: int) -> float:
         """Return the expected tokens an iteration.
 
-        Position n is accepted with the product of the acceptance rates up to n, each given that those before were.
+        Position n is accepted with the product of the acceptance rates up to n, each given that
+        those before were.
         """
         total = chance = 1.0
         for reached, accepted in zip(self._reached[:lookahead], self._accepted, strict=False):

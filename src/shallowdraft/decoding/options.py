@@ -118,7 +118,8 @@ class Settings:
     def shape_of_tree(self, vocab: int) -> Tree:
         """Return the tree to propose, which by default is the one expected to be accepted furthest.
 
-        Medusa heads bring measured acceptance by rank; a draft model's is taken to be the usual one.
+        Medusa heads bring measured acceptance by rank; a draft model's is taken to be the usual
+        one.
         """
         if self.tree is not None:
             return self.tree

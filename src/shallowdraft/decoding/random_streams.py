@@ -1,7 +1,7 @@
 """Random numbers made ahead: the host fills a table, an iteration only reads it, and nothing waits for the host.
 
-Each row has a stream of its own, seeded by (seed, stream number): what a row samples does not depend on the rows beside
-it. The stream number is the row's index, unless other numbers are given.
+Each row has a stream of its own, seeded by (seed, stream number): what a row samples does not
+depend on the rows beside it. The stream number is the row's index, unless other numbers are given.
 
 Shapes: B rows, N draft tokens of an iteration (the nodes of a tree, else the lookahead).
 """
@@ -18,7 +18,8 @@ ITERATIONS_AHEAD = 64  # whose numbers are made at once: one copy to a GPU serve
 class RandomStreams:
     """Uniform numbers in [0, 1) for each row and iteration: N draws of the drafter, N coins, one draw of the target.
 
-    An iteration with a shorter chain of d tokens uses the first d as draws, the next d as coins, and the last.
+    An iteration with a shorter chain of d tokens uses the first d as draws, the next d as coins,
+    and the last.
     """
 
     def __init__(self, rows: int, nodes: int, device: torch.device) -> None:

@@ -34,7 +34,8 @@ class GeneratedRow:
     def add(self, accepted: int, tokens: Sequence[int], nodes: int = 0, *, iteration: bool = True) -> None:
         """Add the emitted tokens, up to the row's end.
 
-        `nodes` is the number of draft tokens of a tree. Prefill emits a token without being an iteration.
+        `nodes` is the number of draft tokens of a tree. Prefill emits a token without being an
+        iteration.
         """
         if accepted == NOT_FINITE:
             self.finite = False

@@ -52,7 +52,8 @@ class Sampling:
 class Samplings:
     """How tokens are chosen in each row of a batch.
 
-    Unless all rows are greedy, a greedy row draws from a distribution with all probability on one token.
+    Unless all rows are greedy, a greedy row draws from a distribution with all probability on one
+    token.
     """
 
     def __init__(self, rows: Sequence[Sampling], device: torch.device) -> None:
@@ -105,7 +106,8 @@ def draw_from_logits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the distribution [B, V] of a draft's logits [B, V'] and draw a token [B] from it at uniform [B].
 
-    Returned with the largest logit [B]. Ids that only one of the two vocabularies has are never drawn.
+    Returned with the largest logit [B]. Ids that only one of the two vocabularies has are never
+    drawn.
     """
     if logits.is_cuda:
         from shallowdraft.kernels import gpu_choice
@@ -147,7 +149,7 @@ def _nucleus(p: Tensor, top_p: float) -> Tensor:
     """
     likeliest, sums = _likeliest_until(top_p, p)
     kept = ((sums < top_p).sum(-1, keepdim=True) + 1).clamp(max=sums.shape[-1])  # [..., 1] tokens to keep
-    smallest = likeliest.gather(-1, kept - 1)
+    smallest = likeliest.gather(-1, kept - 1)  # the smallest probability that stays
     stays = p >= smallest
     # More tokens than `kept` stay only if several are exactly as likely as the last one.
     if not _host_may_read(p) or bool((stays.count_nonzero(-1) > kept[..., 0]).any()):
@@ -160,8 +162,8 @@ def _nucleus(p: Tensor, top_p: float) -> Tensor:
 def _likeliest_until(top_p: float, p: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest probabilities in falling order and their running sums, enough of them to reach top_p.
 
-    On a CPU sorting a whole vocabulary takes ten times as long as finding its hundred likeliest tokens. On a GPU, where
-    the host must not read how many are needed, all are sorted.
+    On a CPU sorting a whole vocabulary takes ten times as long as finding its hundred likeliest
+    tokens. On a GPU, where the host must not read how many are needed, all are sorted.
     """
     vocab = p.shape[-1]
     count = min(NUCLEUS_TOKENS, vocab)

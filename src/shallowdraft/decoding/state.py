@@ -1,8 +1,8 @@
 """The tokens of the rows being decoded, on the device.
 
-Shapes: B rows, S slots, T tokens of a pass, C d_model, R tokens of a source.
-Invariant: a row's `length` counts its committed tokens; a cache holds valid entries for all of them but the last
-(a draft's cache: but the last two). Whatever lies beyond is overwritten before it is attended to.
+Shapes: B rows, S slots, T tokens of a pass, C d_model, R tokens of a source. Invariant: a row's
+`length` counts its committed tokens; a cache holds valid entries for all of them but the last (a
+draft's cache: but the last two). Whatever lies beyond is overwritten before it is attended to.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,8 @@ class State:
     def tail(self, count: int, proposed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the last `count` committed tokens with proposed ones [B, d] behind them, and the positions of both.
 
-        Both results are [B, count + d]. An idle row may have fewer tokens: what it lacks is read at position 0.
+        Both results are [B, count + d]. An idle row may have fewer tokens: what it lacks is read at
+        position 0.
         """
         proposed = self.tokens[:, :0] if proposed is None else proposed
         if self.tokens.is_cuda:
@@ -150,8 +151,9 @@ def _rounded(slots: int, device: torch.device) -> int:
 def fill(decoder: Decoder, cache: KVCache, state: State) -> Tensor:
     """Prefill: read the source, if there is one, and run every row's tokens through the decoder in chunks.
 
-    Return the hidden state [B, C] of each row's last token. Rows are padded on the right. What padding writes to the
-    cache lies beyond the row's length, so it is overwritten before it is attended to.
+    Return the hidden state [B, C] of each row's last token. Rows are padded on the right. What
+    padding writes to the cache lies beyond the row's length, so it is overwritten before it is
+    attended to.
     """
     rows = state.tokens.shape[0]
     last = state.length - 1

@@ -81,7 +81,8 @@ class Statistics:
     ) -> "Statistics":
         """Compute the statistics that follow from the counts.
 
-        `histogram` and `proposed` are acceptance and proposal histogram, with entries for 0 to lookahead tokens.
+        `histogram` and `proposed` are acceptance and proposal histogram, with entries for 0 to
+        lookahead tokens.
         """
         iterations = sum(histogram)
         accepted = sum(count * tokens_accepted for tokens_accepted, count in enumerate(histogram))

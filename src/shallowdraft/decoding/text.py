@@ -1,8 +1,9 @@
 """Text of a growing list of tokens: pieces as they become certain, up to a stop string.
 
-The text of a continuation is the decoded prompt with its new tokens, less the decoded prompt. How a token decodes
-depends on few tokens around it: the very first one may lose its space, bytes join to characters, and adjacent bytes may
-be judged together. So decoding starts a few tokens back, at a token whose own text is certain.
+The text of a continuation is the decoded prompt with its new tokens, less the decoded prompt. How a
+token decodes depends on few tokens around it: the very first one may lose its space, bytes join to
+characters, and adjacent bytes may be judged together. So decoding starts a few tokens back, at a
+token whose own text is certain.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet
 class TextStream:
     """Decodes token by token.
 
-    Held back until they are certain: a character of several tokens, bytes that the next one may change, and text that
-    may be the start of a stop string.
+    Held back until they are certain: a character of several tokens, bytes that the next one may
+    change, and text that may be the start of a stop string.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class TextStream:
     def _safe_start(self, prompt: Sequence[int]) -> int:
         """Return the index of the last token with a character that no adjacent token can change.
 
-        Decoding from this token on gives the end of the whole prompt's text: no sequence of bytes is cut, and only the
-        first token may lose its space.
+        Decoding from this token on gives the end of the whole prompt's text: no sequence of bytes
+        is cut, and only the first token may lose its space.
         """
         for index in range(len(prompt) - 1, -1, -1):
             token = prompt[index : index + 1]

@@ -1,7 +1,7 @@
 """Iterations timed beside plain ones, with the state of the machine at that time.
 
-The speed of a machine that others use too changes from minute to minute. So each candidate is timed between two samples
-of plain decoding, and only their ratio is expected to last.
+The speed of a machine that others use too changes from minute to minute. So each candidate is timed
+between two samples of plain decoding, and only their ratio is expected to last.
 """
 
 from collections.abc import Sequence
@@ -50,10 +50,11 @@ def time_beside_plain(
 ) -> list[list[Sample]]:
     """Time `count` iterations of each candidate, with as many plain ones before and after; return samples by turn.
 
-    The order of the candidates is drawn anew each turn. Every sample begins at the end of the prompts, with `warm_up`
-    iterations that do not count, and begins there again when the text or the draft's context is full: there must always
-    be room for a whole proposal. One plain sample before the first turn counts for nothing: it clears the caches of
-    the machine of what was there before.
+    The order of the candidates is drawn anew each turn. Every sample begins at the end of the
+    prompts, with `warm_up` iterations that do not count, and begins there again when the text or
+    the draft's context is full: there must always be room for a whole proposal. One plain sample
+    before the first turn counts for nothing: it clears the caches of the machine of what was there
+    before.
     """
     runs = [_endless(target, prompts, Settings(**candidate), warm_up + count) for candidate in (Options(), *candidates)]
     steps = [run.iterations() for run in runs]

@@ -1,11 +1,12 @@
 """The rules that decide what is emitted, in pure tensor code.
 
-Nothing else in the package accepts or rejects a token, except for kernels that are tested to do the same: `gpu_choice`,
-and `settle` of kernels/cpu.c for greedy decoding.
+Nothing else in the package accepts or rejects a token, except for kernels that are tested to do the
+same: `gpu_choice`, and `settle` of kernels/cpu.c for greedy decoding.
 
-Shapes: B rows, d lookahead, V vocabulary, N nodes of a tree with node 0. p[:, j] is the target's distribution of the
-token at draft position j, given the j draft tokens before it; p[:, d] is that of the token behind all of them. q[:, j]
-is the draft's distribution of the same token, and must be the very one that the draft token was drawn from.
+Shapes: B rows, d lookahead, V vocabulary, N nodes of a tree with node 0. p[:, j] is the target's
+distribution of the token at draft position j, given the j draft tokens before it; p[:, d] is that
+of the token behind all of them. q[:, j] is the draft's distribution of the same token, and must be
+the very one that the draft token was drawn from.
 """
 
 from dataclasses import dataclass, replace
@@ -89,8 +90,8 @@ def verify_greedy(best: Tensor, choice: Tensor, proposed: Tensor) -> Verdict:
 def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Tensor) -> Verdict:
     """Judge token by token: speculative sampling (Leviathan et al. 2023).
 
-    Accept x with probability min(1, p(x) / q(x)); at the first rejection draw from max(p - q, 0), after none from p.
-    The law of what is emitted is p's, whatever q is.
+    Accept x with probability min(1, p(x) / q(x)); at the first rejection draw from max(p - q, 0),
+    after none from p. The law of what is emitted is p's, whatever q is.
     """
     p_x, q_x = _probability_of(p[:, :-1], proposed), _probability_of(q, proposed)
     # Multiplied out, and strict: nothing is divided by 0, and a token with p = 0 is not accepted even by a coin of 0.
@@ -101,8 +102,9 @@ def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: 
 def verify_block(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Tensor) -> Verdict:
     """Judge the proposal as a block: block verification (Sun et al. 2024).
 
-    Accept the longest prefix whose own coin says so, by the ratio of its joint probabilities; then draw from what this
-    prefix leaves of p. The law is p's, and on average at least as many tokens are accepted as token by token.
+    Accept the longest prefix whose own coin says so, by the ratio of its joint probabilities; then
+    draw from what this prefix leaves of p. The law is p's, and on average at least as many tokens
+    are accepted as token by token.
     """
     joint, chance = block_chances(p, q, proposed)
     length = torch.arange(1, proposed.shape[1] + 1, device=p.device)
@@ -113,8 +115,8 @@ def verify_block(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Te
 def block_chances(p: Tensor, q: Tensor, proposed: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the acceptance probabilities of block verification for the prefixes of 0 to d draft tokens.
 
-    Return the probability [B, d + 1] that at least this prefix is accepted, and, for the prefixes of 1 to d tokens, the
-    probability [B, d] that this prefix is accepted if no longer one is.
+    Return the probability [B, d + 1] that at least this prefix is accepted, and, for the prefixes
+    of 1 to d tokens, the probability [B, d] that this prefix is accepted if no longer one is.
     """
     ratio = _probability_of(p[:, :-1], proposed) / _probability_of(q, proposed)
     # Cut to 1 at each step, not at the end: probability that a prefix cannot use is lost to longer ones.
@@ -150,7 +152,8 @@ def _verify_tree(
 def deepest_match(tree: PlacedTree, tokens: Tensor, choice: Tensor) -> Tensor:
     """Find the deepest node [B] that is reached by the target's choices.
 
-    `tokens` [B, N - 1] are those of the nodes from 1 on, `choice` [B, N] the target's after every node.
+    `tokens` [B, N - 1] are those of the nodes from 1 on, `choice` [B, N] the target's after every
+    node.
     """
     hit = torch.nn.functional.pad(tokens == choice[:, tree.parents[1:]], (1, 0), value=True)
     reached = hit  # after n rounds: whether the last n + 1 steps to the node are the target's choices
@@ -164,9 +167,10 @@ def reject_recursively(
 ) -> tuple[Tensor, Tensor]:
     """Descend from node 0 by recursive rejection; return the node reached [B] and a token [B, 1] drawn there.
 
-    At each node its children are judged one after the other, each by what rejected siblings leave of the target's
-    distribution p [B, N, V] and of the draft's q [B, N, V]. The first child is judged as a single proposal would be;
-    further children can only add to acceptance. The law is p's.
+    At each node its children are judged one after the other, each by what rejected siblings leave
+    of the target's distribution p [B, N, V] and of the draft's q [B, N, V]. The first child is
+    judged as a single proposal would be; further children can only add to acceptance. The law is
+    p's.
     """
     row = torch.arange(len(p), device=p.device)
     node = torch.zeros_like(row)
@@ -195,9 +199,9 @@ def select_chain(
 ) -> tuple[Tensor, Tensor]:
     """Descend several independent chains by SpecTr's k-SEQ (Sun et al. 2023); return as `reject_recursively` does.
 
-    At each depth take the first chain whose token x passes with probability min(1, p(x) / (r q(x))); chains with
-    another token there drop out. r grows with the chains still in: it is the value at which all of them together are
-    accepted as often as possible. The law is p's.
+    At each depth take the first chain whose token x passes with probability min(1, p(x) / (r
+    q(x))); chains with another token there drop out. r grows with the chains still in: it is the
+    value at which all of them together are accepted as often as possible. The law is p's.
     """
     count, depth = len(tree.tree.children[0]), tree.tree.depth
     row = torch.arange(len(p), device=p.device)
@@ -224,8 +228,9 @@ def select_chain(
 def k_seq(target: Tensor, draft: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Compute r [B] of k-SEQ, and the probability [B, V] with which each token is then accepted.
 
-    `count` [B] tokens are drawn from the draft's distribution [B, V] and judged by the target's [B, V]. r is the
-    smallest value, up to rounding, for which no token is accepted more often than the target has it.
+    `count` [B] tokens are drawn from the draft's distribution [B, V] and judged by the target's [B,
+    V]. r is the smallest value, up to rounding, for which no token is accepted more often than the
+    target has it.
     """
     low, high = torch.ones_like(target[:, 0]), count.to(target.dtype)
 

@@ -1,7 +1,7 @@
 """The ways to run a verification pass: which kernels read the draft tokens, judge them and commit what is accepted.
 
-All of them follow the rules of verification.py and differ only in speed. Each returns what was emitted, packed as
-`emitted.Emitted` describes.
+All of them follow the rules of verification.py and differ only in speed. Each returns what was
+emitted, packed as `emitted.Emitted` describes.
 
 Shapes: B rows, d draft tokens, V vocabulary.
 """

@@ -24,7 +24,8 @@ class Drafter(Protocol):
     def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
         """Read the prompts, once, before the first iteration.
 
-        The target has read them: `cache` is its KV cache, `hidden` [B, C] its hidden state at each prompt's last token.
+        The target has read them: `cache` is its KV cache, `hidden` [B, C] its hidden state at each
+        prompt's last token.
         """
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:

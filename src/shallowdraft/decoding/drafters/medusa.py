@@ -23,7 +23,8 @@ from shallowdraft.models.tree import Tree
 class MedusaDrafter(NoDrafter):
     """Heads that guess several tokens ahead from the target's hidden state at the last accepted token.
 
-    Every node at a depth has the same guesses, because a head does not know which tokens precede its own.
+    Every node at a depth has the same guesses, because a head does not know which tokens precede
+    its own.
     """
 
     def __init__(self, target: Decoder, heads: Heads, tree: Tree, sampling: Sampling) -> None:

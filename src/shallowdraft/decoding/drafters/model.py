@@ -21,9 +21,9 @@ from shallowdraft.shapes.shape import require_one_kind
 class ModelDrafter:
     """A draft model that decodes ahead with a KV cache of its own, up to the lookahead or while it is confident.
 
-    With `min_confidence` it continues only while its own probability of its last token is at least that, in at least
-    one row. The token itself is proposed all the same: leaving out a token because of what was drawn would change the
-    distribution of the text.
+    With `min_confidence` it continues only while its own probability of its last token is at least
+    that, in at least one row. The token itself is proposed all the same: leaving out a token
+    because of what was drawn would change the distribution of the text.
     """
 
     def __init__(

@@ -26,8 +26,9 @@ Text = str
 class NgramDrafter(NoDrafter):
     """Copies the tokens that followed the latest earlier occurrence of the text's last tokens; needs no model.
 
-    It copies as many tokens as are worth verifying, in a batch as many as in the row with the most. On a GPU, where
-    shapes must not change, and with `full_proposals`, every proposal is as long as the lookahead.
+    It copies as many tokens as are worth verifying, in a batch as many as in the row with the most.
+    On a GPU, where shapes must not change, and with `full_proposals`, every proposal is as long as
+    the lookahead.
     """
 
     def __init__(self, lookahead: int, sampling: Sampling, vocab: int, *, full_proposals: bool = False) -> None:
@@ -69,7 +70,8 @@ def to_text(tokens: Iterable[int]) -> Text:
 def longest_match(text: Text) -> tuple[int, int]:
     """Find the longest earlier occurrence of a text's end, among equally long ones the latest.
 
-    Return the place of the token that follows it and the number of matching tokens; the last place and 0 without any.
+    Return the place of the token that follows it and the number of matching tokens; the last place
+    and 0 without any.
     """
     start, matched = len(text) - 1, 0
     while matched < LONGEST_MATCH:
@@ -84,10 +86,10 @@ def longest_match(text: Text) -> tuple[int, int]:
 def copy_length(text: Text, start: int, matched: int) -> int:
     """Return how many tokens are worth copying from a match: twice as many as match or more, fewer if in doubt.
 
-    In what zoo:target writes, the next token is right in about m of m + 2 cases where m tokens match, and more often if
-    the last two were always followed by it. So if it followed them in c of n places, k copied tokens are taken to be
-    right with probability c / n · (m / (m + k))², where m counts the other such places too. k is the length at which
-    this falls to BREAK_EVEN.
+    In what zoo:target writes, the next token is right in about m of m + 2 cases where m tokens
+    match, and more often if the last two were always followed by it. So if it followed them in c of
+    n places, k copied tokens are taken to be right with probability c / n · (m / (m + k))², where m
+    counts the other such places too. k is the length at which this falls to BREAK_EVEN.
     """
     if not matched:
         return 0
