@@ -77,7 +77,7 @@ class Batch:
                 self.leave(rows)
 
     def step(self) -> None:
-        """Run one iteration of all rows; rows that have ended leave."""
+        """Run one iteration of all rows, and remove those that have ended."""
         if not self._indices:
             self._engine = None
             return

@@ -9,7 +9,7 @@ from torch import Tensor
 from shallowdraft.decoding.verification import Verdict
 
 NOT_FINITE = -1
-"""Replaces the number of accepted tokens of a row whose logits were NaN or infinite."""
+"""Marks a row with NaN or infinite logits, in place of its number of accepted tokens."""
 
 Emitted = list[list[int]]
 """For each row: the number of accepted draft tokens, or NOT_FINITE; then d + 1 tokens, void behind the accepted and

@@ -67,7 +67,7 @@ class Engine:
         slots: int | None = None,
         streams: Sequence[int] | None = None,
     ) -> "Engine":
-        """Create an engine for new prompts, one a row; a row ends when it has as many tokens as its limit."""
+        """Create an engine for new prompts, one a row; a row ends when its prompt and new tokens reach its limit."""
         state = new_state(prompts, limits, drafter.nodes, target.device, slots)
         if sources:
             state.source = new_source(sources, target.device)
@@ -115,7 +115,7 @@ class Engine:
         streams: Sequence[int] | None = None,
         iterations_ahead: int | None = None,
     ) -> None:
-        """Start again with as many other prompts, for which there must be room; captured iterations stay valid.
+        """Start again with other prompts, one a row, for which there must be room; captured iterations stay valid.
 
         Random numbers are made for all iterations at once, or for `iterations_ahead` of them.
         """
@@ -141,7 +141,7 @@ class Engine:
 
     @torch.inference_mode()
     def idle_row(self, row: int) -> None:
-        """Make a row idle whose request has left: as short as can be, and without random numbers."""
+        """Idle a row that has left the batch: it becomes as short as possible and draws no random numbers."""
         assert isinstance(self.sampling, Samplings)
         self.lengths.idle_row(row)
         self.state.idle_row(row)
@@ -206,7 +206,7 @@ class Engine:
         return proposal
 
     def rewind(self) -> None:
-        """Forget what was emitted but each row's first token; the caches are overwritten from there on."""
+        """Forget everything emitted except each row's first token; the caches are overwritten from there on."""
         self.lengths.rewind()
         self.state.length.copy_(torch.tensor(self.lengths.committed))
         self.state.longest = max(self.lengths.committed)

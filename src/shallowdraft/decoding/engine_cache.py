@@ -31,7 +31,7 @@ class _Shelf:
 
 
 class EngineCache:
-    """Engines by the decoder of their target; they are freed with the decoder."""
+    """Engines kept by the decoder of their target, and freed with it."""
 
     def __init__(self) -> None:
         self._shelves: WeakKeyDictionary[Decoder, _Shelf] = WeakKeyDictionary()
@@ -47,7 +47,7 @@ class EngineCache:
         return shelf.engines.pop(key, None)
 
     def keep(self, decoder: Decoder, key: EngineKey, engine: Engine) -> None:
-        """Add an engine that nobody else uses; the oldest one goes if there are more than MAX_KEPT of the decoder."""
+        """Add an engine that is no longer in use; drop the oldest one if the decoder has more than MAX_KEPT."""
         _release(decoder, engine)
         engines = self._shelves.setdefault(decoder, _Shelf(_addresses(decoder))).engines
         engines[key] = engine
@@ -99,14 +99,14 @@ def take_engine(
 
 
 def keep_engine(target: Model, settings: Settings, engine: Engine) -> None:
-    """Keep an engine for the next prompts of its kind, on a device where that saves time."""
+    """Keep an engine for later prompts of its kind, if its device is one of KEPT_ON."""
     if target.device.type in KEPT_ON:
         rows, slots = engine.state.tokens.shape
         ENGINES.keep(target.decoder, _key(settings, rows, slots, engine.state.source_slots), engine)
 
 
 def _key(settings: Settings, rows: int, slots: int, source_slots: int) -> EngineKey:
-    """Return what an engine is made for.
+    """Return everything that an engine is made for.
 
     The draft or heads go by their id. A kept engine holds them, so that no other object can have
     the same id.

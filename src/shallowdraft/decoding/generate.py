@@ -27,7 +27,7 @@ def generate(
 def generate(
     target: Model, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
 ) -> Generation | list[Generation]:
-    """Continue a prompt, or several as one batch; with a draft faster, and with the target's own output.
+    """Continue a prompt, or several as one batch; a draft makes it faster, and the output stays the target's own.
 
     Args:
         target (Model): the model whose output is generated, as `load` returns it.
@@ -165,9 +165,9 @@ class BatchRun:
         return self.engine.lengths.within_draft_context and not all(row.finish_reason for row in self.rows)
 
     def read_clock(self) -> Callable[[], PhaseTimes]:
-        """Read the clock; the function returned says later what it showed.
+        """Read the clock now; return a function that tells what it showed.
 
-        On a GPU an iteration is still under way, and calling that function waits for it.
+        On a GPU an iteration is still under way, and calling the function waits for it.
         """
         seconds, total_s = self.engine.clock.read(), self._total_s
         return lambda: PhaseTimes(seconds("prefill"), seconds("draft"), seconds("verify"), total_s)

@@ -51,7 +51,7 @@ class LookaheadPolicy:
         return self._current
 
     def learn(self, lookahead: int, accepted: Sequence[int], seconds: float) -> None:
-        """Take in one iteration: the draft tokens accepted in each row, and how long it took."""
+        """Learn from one iteration: the draft tokens accepted in each row, and how long it took."""
         mean = self._seconds.get(lookahead)
         if mean is None:
             self._seconds[lookahead] = seconds

@@ -65,7 +65,7 @@ class Settings:
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] | None = None
     full_proposals: bool = False
-    """Whether n-grams always propose as many tokens as the lookahead, in order to time iterations of that length."""
+    """Whether n-gram proposals always have the length of the lookahead, so that it can be timed."""
     streams: Sequence[int] | None = None
     """Numbers of the rows' random streams; None: the rows' indices."""
 

@@ -10,7 +10,7 @@ Prompt = str | Sequence[int]
 
 
 def is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
-    """Tell one prompt from a list of prompts.
+    """Tell whether this is one prompt rather than a list of prompts.
 
     One prompt is text, or token ids as integers, an array or a tensor of one dimension.
     """

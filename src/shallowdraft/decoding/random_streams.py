@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ITERATIONS_AHEAD = 64  # whose numbers are made at once: one copy to a GPU serves them all
+ITERATIONS_AHEAD = 64  # iterations whose numbers are made at once: one copy to a GPU serves them all
 
 
 class RandomStreams:
@@ -29,9 +29,9 @@ class RandomStreams:
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple["RandomStreams", int]]) -> "RandomStreams":
-        """Take over one stream from each of others, named by its owner and row.
+        """Take over the streams of rows, each named by its owner and index.
 
-        The owners must have made the numbers of one iteration only, so that none is skipped.
+        The owners must make numbers for one iteration at a time, so that none is skipped.
         """
         assert all(owner._ahead == 1 for owner, _ in rows)
         first = rows[0][0]

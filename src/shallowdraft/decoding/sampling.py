@@ -104,10 +104,10 @@ def probabilities(logits: Tensor, sampling: Sampling | Samplings) -> Tensor:
 def draw_from_logits(
     logits: Tensor, sampling: Sampling | Samplings, vocab: int, uniform: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the distribution [B, V] of a draft's logits [B, V'] and draw a token [B] from it at uniform [B].
+    """Compute a draft's distribution [B, V] from its logits [B, V'], and draw a token [B] at uniform [B].
 
-    Returned with the largest logit [B]. Ids that only one of the two vocabularies has are never
-    drawn.
+    Return the distribution, the token and the largest logit [B]. Ids that only one of the two
+    vocabularies has are never drawn.
     """
     if logits.is_cuda:
         from shallowdraft.kernels import gpu_choice

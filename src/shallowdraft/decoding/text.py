@@ -65,7 +65,7 @@ class TextStream:
         return self._until_stop(text)
 
     def _beyond(self, after: str) -> str:
-        """Return a text less what it has in common with the text before the token.
+        """Return the part of a text behind what it shares with the text before the token.
 
         A character that the prompt has only begun is new as a whole.
         """

@@ -30,7 +30,7 @@ class MachineState:
 
 
 Sample = tuple[PhaseTimes, PhaseTimes, MachineState]
-"""Times of plain iterations, times of as many iterations of a candidate, and the state of the machine between them."""
+"""Times of plain iterations, times of equally many iterations of a candidate, and the machine's state between them."""
 
 
 def current_state(target: Model, plain_s: float) -> MachineState:
@@ -48,7 +48,7 @@ def time_beside_plain(
     turns: int,
     seed: int | str = 0,
 ) -> list[list[Sample]]:
-    """Time `count` iterations of each candidate, with as many plain ones before and after; return samples by turn.
+    """Time `count` iterations of each candidate between equally many plain ones; return samples by turn.
 
     The order of the candidates is drawn anew each turn. Every sample begins at the end of the
     prompts, with `warm_up` iterations that do not count, and begins there again when the text or

@@ -199,9 +199,9 @@ def select_chain(
 ) -> tuple[Tensor, Tensor]:
     """Descend several independent chains by SpecTr's k-SEQ (Sun et al. 2023); return as `reject_recursively` does.
 
-    At each depth take the first chain whose token x passes with probability min(1, p(x) / (r
-    q(x))); chains with another token there drop out. r grows with the chains still in: it is the
-    value at which all of them together are accepted as often as possible. The law is p's.
+    At each depth take the first chain whose token x passes, with probability min(1, p(x) / r q(x));
+    chains with another token there drop out. r grows with the chains still in: it is the value at
+    which all of them together are accepted as often as possible. The law is p's.
     """
     count, depth = len(tree.tree.children[0]), tree.tree.depth
     row = torch.arange(len(p), device=p.device)
@@ -228,25 +228,25 @@ def select_chain(
 def k_seq(target: Tensor, draft: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Compute r [B] of k-SEQ, and the probability [B, V] with which each token is then accepted.
 
-    `count` [B] tokens are drawn from the draft's distribution [B, V] and judged by the target's [B,
-    V]. r is the smallest value, up to rounding, for which no token is accepted more often than the
-    target has it.
+    `count` [B] tokens are drawn from the draft's distribution [B, V] and judged by the target's
+    [B, V]. r is the smallest value, up to rounding, for which no token is accepted more often than
+    the target has it.
     """
     low, high = torch.ones_like(target[:, 0]), count.to(target.dtype)
 
     def passing(strictness: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probability that a given token passes, and that any of them does."""
-        single = torch.minimum(target / strictness[:, None], draft).sum(1)
-        return single, 1 - (1 - single).clamp(min=0) ** count
+        p_single = torch.minimum(target / strictness[:, None], draft).sum(1)
+        return p_single, 1 - (1 - p_single).clamp(min=0) ** count
 
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        single, some = passing(middle)
-        enough = middle * single >= some  # then each token is accepted at most as often as the target has it
+        p_single, p_any = passing(middle)
+        enough = middle * p_single >= p_any  # then each token is accepted at most as often as the target has it
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    single, some = passing(high)
-    # Any token passes with probability `some`; one that does is x with probability min(target / r, draft) / single.
-    each = some / single.clamp(min=torch.finfo(target.dtype).tiny)
+    p_single, p_any = passing(high)
+    # Any token passes with probability `p_any`; one that does is x with probability min(target / r, draft) / p_single.
+    each = p_any / p_single.clamp(min=torch.finfo(target.dtype).tiny)
     return high, torch.minimum(target / high[:, None], draft) * each[:, None]
 
 
@@ -276,7 +276,7 @@ def _with_next(p: Tensor, q: Tensor, proposed: Tensor, accepted: Tensor, joint: 
 
 
 def _with_draft_finite(verdict: Verdict, proposal: Proposal) -> Verdict:
-    """Mark rows as not finite where a logit of the draft was not, too."""
+    """Also mark rows as not finite in which a logit of the draft was not finite."""
     if proposal.largest is None:
         return verdict
     return replace(verdict, finite=verdict.finite & proposal.largest.isfinite().all(1))

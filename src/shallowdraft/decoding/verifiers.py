@@ -39,7 +39,7 @@ class VerificationPass:
 
     @property
     def coins(self) -> Tensor:
-        """[B, d]; fewer than there are random numbers if the drafter stopped early."""
+        """[B, d] A number for each draft token that the drafter proposed."""
         return self.uniforms[:, self.drafter_uniforms : self.drafter_uniforms + self.proposal.tokens.shape[1]]
 
     @property
@@ -61,7 +61,7 @@ Verifier = Callable[[VerificationPass], Tensor]
 
 
 def choose_verifier(*, greedy: bool, branching: bool, rule: Rule, triton: bool) -> Verifier:
-    """Choose how to verify, by what the host knows: neither a value on the device nor a kernel's result."""
+    """Choose how to verify, from what the host knows without reading a value on the device."""
     if branching:
         return tree
     if greedy:
@@ -69,66 +69,66 @@ def choose_verifier(*, greedy: bool, branching: bool, rule: Rule, triton: bool) 
     return triton_sampled if triton and rule == "token" else general
 
 
-def greedy_choice(run: VerificationPass) -> Tensor:
+def greedy_choice(task: VerificationPass) -> Tensor:
     """Compare with the target's choices: the whole pass as one C call on a CPU, where the decoder has one."""
-    state = run.state
+    state = task.state
     rows = state.tokens, state.length, state.limit
-    packed = run.target.settle(run.proposal.tokens, run.proposal.largest, *rows, run.cache, NOT_FINITE)
-    return run.commit(verify_choice(*_target_choices(run), run.proposal)) if packed is None else packed
+    packed = task.target.settle(task.proposal.tokens, task.proposal.largest, *rows, task.cache, NOT_FINITE)
+    return task.commit(verify_choice(*_target_choices(task), task.proposal)) if packed is None else packed
 
 
-def triton_greedy(run: VerificationPass) -> Tensor:
+def triton_greedy(task: VerificationPass) -> Tensor:
     """Compare with the target's choices and commit in one Triton kernel."""
     from shallowdraft.kernels import gpu_choice
 
-    best, choice = _target_choices(run)
-    tokens, largest, state = run.proposal.tokens, _draft_logits(run.proposal), run.state
+    best, choice = _target_choices(task)
+    tokens, largest, state = task.proposal.tokens, _draft_logits(task.proposal), task.state
     return gpu_choice.settle(best, choice, tokens, largest, state.tokens, state.length, state.limit, NOT_FINITE)
 
 
-def triton_sampled(run: VerificationPass) -> Tensor:
+def triton_sampled(task: VerificationPass) -> Tensor:
     """Judge token by token and commit in two Triton kernels."""
     from shallowdraft.kernels import gpu_choice
 
-    logits, state = _target_logits(run), run.state
+    logits, state = _target_logits(task), task.state
     size, vocab = logits.shape[:2], logits.shape[2]
-    p, _, best = gpu_choice.law(logits.flatten(0, 1), run.sampling.numbers, vocab)
+    p, _, best = gpu_choice.law(logits.flatten(0, 1), task.sampling.numbers, vocab)
     p, best = p.view(*size, vocab), best.view(size)
-    q = p[:, :0] if run.proposal.q is None else run.proposal.q
-    tokens, largest = run.proposal.tokens, _draft_logits(run.proposal)
+    q = p[:, :0] if task.proposal.q is None else task.proposal.q
+    tokens, largest = task.proposal.tokens, _draft_logits(task.proposal)
     rows = state.tokens, state.length, state.limit
-    return gpu_choice.judge(p, best, q, tokens, largest, run.coins, run.last, *rows, NOT_FINITE)
+    return gpu_choice.judge(p, best, q, tokens, largest, task.coins, task.last, *rows, NOT_FINITE)
 
 
-def general(run: VerificationPass) -> Tensor:
+def general(task: VerificationPass) -> Tensor:
     """Judge by any rule with the PyTorch operations of verification.py."""
-    return run.commit(verify(_target_logits(run), run.proposal, run.sampling, run.coins, run.last, run.rule))
+    return task.commit(verify(_target_logits(task), task.proposal, task.sampling, task.coins, task.last, task.rule))
 
 
-def tree(run: VerificationPass) -> Tensor:
+def tree(task: VerificationPass) -> Tensor:
     """Verify all nodes of a tree in one pass, and keep the accepted path in the caches as if it had been read alone."""
-    assert run.proposal.tree is not None
-    tokens, _ = run.inputs()
-    base = run.state.length - 1
-    nodes = run.proposal.tree.part(base, 0, tokens.shape[1])
-    hidden = run.target(tokens, nodes.positions, run.cache, run.state.span, nodes)
-    verdict = verify(run.target.head(hidden), run.proposal, run.sampling, run.coins, run.last)
+    assert task.proposal.tree is not None
+    tokens, _ = task.inputs()
+    base = task.state.length - 1
+    nodes = task.proposal.tree.part(base, 0, tokens.shape[1])
+    hidden = task.target(tokens, nodes.positions, task.cache, task.state.span, nodes)
+    verdict = verify(task.target.head(hidden), task.proposal, task.sampling, task.coins, task.last)
     assert verdict.path is not None
-    run.cache.keep(base, verdict.path)
+    task.cache.keep(base, verdict.path)
     # The last accepted node; node 0, the row's last token, if none was accepted.
     node = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.accepted[:, None])[..., None]
-    run.drafter.keep(base, verdict.path, hidden.gather(1, node.expand(-1, -1, hidden.shape[2])).squeeze(1))
-    return run.commit(verdict)
+    task.drafter.keep(base, verdict.path, hidden.gather(1, node.expand(-1, -1, hidden.shape[2])).squeeze(1))
+    return task.commit(verdict)
 
 
-def _target_choices(run: VerificationPass) -> tuple[Tensor, Tensor]:
+def _target_choices(task: VerificationPass) -> tuple[Tensor, Tensor]:
     """Return the target's largest logits and their tokens, [B, d + 1] each."""
-    return run.target.choose(*run.inputs(), run.cache, run.state.span, run.target.shape.vocab)
+    return task.target.choose(*task.inputs(), task.cache, task.state.span, task.target.shape.vocab)
 
 
-def _target_logits(run: VerificationPass) -> Tensor:
+def _target_logits(task: VerificationPass) -> Tensor:
     """Return the target's logits [B, d + 1, V]."""
-    logits: Tensor = run.target.head(run.target(*run.inputs(), run.cache, run.state.span))
+    logits: Tensor = task.target.head(task.target(*task.inputs(), task.cache, task.state.span))
     return logits
 
 

@@ -64,5 +64,5 @@ def create(target: Model, settings: Settings) -> Drafter:
         raise OptionError("the medusa drafter needs heads on the target; give those that sd.load_heads returns")
     tree, count = settings.shape_of_tree(target.shape.vocab), settings.heads.shape.count
     if tree.depth > count:
-        raise OptionError(f"a tree of depth {tree.depth} needs as many heads; there are {count}")
+        raise OptionError(f"a tree of depth {tree.depth} needs {tree.depth} heads; there are {count}")
     return MedusaDrafter(target.decoder, settings.heads, tree, settings.sampling)

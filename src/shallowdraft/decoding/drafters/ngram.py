@@ -26,7 +26,7 @@ Text = str
 class NgramDrafter(NoDrafter):
     """Copies the tokens that followed the latest earlier occurrence of the text's last tokens; needs no model.
 
-    It copies as many tokens as are worth verifying, in a batch as many as in the row with the most.
+    It copies the number of tokens worth verifying, in a batch that of the row with the most.
     On a GPU, where shapes must not change, and with `full_proposals`, every proposal is as long as
     the lookahead.
     """
@@ -84,7 +84,9 @@ def longest_match(text: Text) -> tuple[int, int]:
 
 
 def copy_length(text: Text, start: int, matched: int) -> int:
-    """Return how many tokens are worth copying from a match: twice as many as match or more, fewer if in doubt.
+    """Return how many tokens are worth copying from a match.
+
+    Twice the number of matching tokens or more; fewer if the text also continued otherwise.
 
     In what zoo:target writes, the next token is right in about m of m + 2 cases where m tokens
     match, and more often if the last two were always followed by it. So if it followed them in c of
@@ -99,7 +101,7 @@ def copy_length(text: Text, start: int, matched: int) -> int:
 
 
 def continuation(text: Text, start: int, count: int) -> list[int]:
-    """Copy `count` tokens from a place on; having reached the text's end, begin at the place again."""
+    """Return `count` tokens from `start` on, beginning there again at the text's end."""
     tokens = [ord(token) for token in text[start : start + count]]
     return (tokens * count)[:count]
 

@@ -7,5 +7,5 @@ from shallowdraft.models.model import Model
 
 
 def create(target: Model, settings: Settings) -> Drafter:
-    """Create a drafter of as many chains as `settings.nodes` allows."""
+    """Create a drafter of independent chains, which share `settings.nodes` tokens evenly."""
     return create_branching(target, settings, independent=True)

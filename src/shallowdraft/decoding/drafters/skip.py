@@ -43,6 +43,6 @@ def early_exit(layers: int) -> frozenset[int]:
 
 
 def create(target: Model, settings: Settings) -> Drafter:
-    """Create a drafter without the parts that the settings name."""
+    """Create a drafter that is the target without the parts that the settings name."""
     skips = early_exit(target.shape.layers) if settings.skips is None else settings.skips
     return SkipDrafter(target.decoder, skips, settings.longest_lookahead, settings.sampling, settings.min_confidence)

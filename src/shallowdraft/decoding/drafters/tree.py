@@ -63,13 +63,13 @@ class TreeDrafter(ModelDrafter):
 
 
 def likeliest_children(logits: Tensor, children: Sequence[Sequence[int]]) -> Tensor:
-    """Choose for each node with logits [B, T, V] as many of its likeliest tokens as it has children, in node order."""
+    """Return the likeliest tokens of nodes with logits [B, T, V], one for each child, in node order."""
     ranked = logits.topk(max(map(len, children)), -1).indices
     return torch.cat([ranked[:, place, : len(nodes)] for place, nodes in enumerate(children)], 1)
 
 
 def draw_children(p: Tensor, children: Sequence[Sequence[int]], uniforms: Tensor, *, independent: bool) -> Tensor:
-    """Draw a token for each child of nodes with distributions [B, T, V], in node order.
+    """Draw tokens of nodes with distributions [B, T, V], one for each child, in node order.
 
     Siblings are drawn without replacement, unless they are `independent`.
     """
