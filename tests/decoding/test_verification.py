@@ -143,7 +143,7 @@ def test_a_toy_case_of_k_seq():
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
-def test_a_row_with_nan_is_not_sound(poison: float, sampling: Sampling):
+def test_a_row_with_nan_is_not_finite(poison: float, sampling: Sampling):
     logits = torch.zeros(2, 2, 4)
     logits[1, 0, 2] = poison
     proposal = Proposal(torch.tensor([[0], [0]]), torch.full((2, 1, 4), 0.25))
