@@ -1,6 +1,6 @@
 """Find the fastest draft of the zoo's target: each stage by hand, then all of them as a study.
 
-    python examples/zoo_study.py [FOLDER]
+python examples/zoo_study.py [FOLDER]
 """
 
 import sys

@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from conftest import noisy
 
 import shallowdraft as sd
+from shallowdraft.decoding import engine_cache
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.divergence import explain, greedy_gaps
 from shallowdraft.decoding.drafters.model import ModelDrafter
 from shallowdraft.decoding.engine import Engine
+from shallowdraft.decoding.engine_cache import EngineCache
 from shallowdraft.decoding.options import Options, Settings
 from shallowdraft.decoding.timing import time_beside_plain
 from shallowdraft.kernels import gpu
@@ -102,7 +104,7 @@ def test_a_batch_is_captured_once_for_whatever_rows_it_holds():
 def test_an_iteration_never_waits(sampling: Sampling):
     target, draft = on_gpu(torch.bfloat16)
     drafter = ModelDrafter(draft.decoder, 4, sampling, SHAPE.vocab)
-    running = Engine(target.decoder, drafter, sampling, PROMPTS, [390] * len(PROMPTS))
+    running = Engine.for_prompts(target.decoder, drafter, sampling, PROMPTS, [390] * len(PROMPTS))
     running.prefill()
     for _ in range(3):  # as it is, captured, replayed
         running.iterate()
@@ -170,17 +172,18 @@ def test_other_ways_to_propose(strategy: dict[str, object], temperature: float):
     assert [out.token_ids for out in outs] == [pair.walk(*prompt, 100) for prompt in prompts]
 
 
-def test_what_was_captured_serves_other_prompts():
+def test_what_was_captured_serves_other_prompts(monkeypatch: pytest.MonkeyPatch):
     """An engine is taken up again: other prompts, lengths and seeds in the same memory give what a new one gives."""
+    monkeypatch.setattr(engine_cache, "ENGINES", EngineCache())
     target, draft = on_gpu(torch.bfloat16)
     for temperature in (0.0, 0.8):
         options = {"draft": draft, "lookahead": 4, "max_new_tokens": 60, "temperature": temperature}
         for seed, prompts in enumerate((PROMPTS, PROMPTS[::-1], [[one] for one in range(8)])):
             again = sd.generate(target, prompts, seed=seed, **options)
-            assert target.decoder.kept
-            kept, target.decoder.kept = target.decoder.kept, {}
-            fresh = sd.generate(target, prompts, seed=seed, **options)
-            target.decoder.kept = kept
+            assert len(engine_cache.ENGINES)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(engine_cache, "ENGINES", EngineCache())
+                fresh = sd.generate(target, prompts, seed=seed, **options)
             assert [out.token_ids for out in again] == [out.token_ids for out in fresh]
             assert [out.stats.accepted for out in again] == [out.stats.accepted for out in fresh]
         assert all(out.stats.draft_s > 0 < out.stats.verify_s for out in again)
@@ -189,8 +192,9 @@ def test_what_was_captured_serves_other_prompts():
 @pytest.mark.parametrize(
     "strategy", [{}, {"drafter": "tree", "nodes": 10}, {"drafter": "skip"}, {"drafter": "ngram"}], ids=str
 )
-def test_an_encoder_decoder(strategy: dict[str, object]):
+def test_an_encoder_decoder(strategy: dict[str, object], monkeypatch: pytest.MonkeyPatch):
     """In float32, where it must be the CPU's output; the second batch of sources is in the memory of the first."""
+    monkeypatch.setattr(engine_cache, "ENGINES", EngineCache())
     decoder = random_decoder(parse_shape("2+3x64/4h/96", vocab=300), seed=4)
     target = sd.Model("target", decoder)
     draft = noisy(target, 0.1, pack=False)
@@ -201,7 +205,7 @@ def test_an_encoder_decoder(strategy: dict[str, object]):
     for sources, expected in zip((PROMPTS, PROMPTS[::-1]), plain, strict=True):
         outs = sd.generate(target, sources, draft=proposing, lookahead=4, max_new_tokens=60, **strategy)
         assert [out.token_ids for out in outs] == [out.token_ids for out in expected]
-        assert target.decoder.kept
+        assert len(engine_cache.ENGINES)
 
 
 def test_the_lookahead_follows_what_pays():

@@ -51,7 +51,7 @@ def main() -> None:
             limits = [context + 3 * (case.lookahead + 1) * ITERATIONS] * batch
             for way, steps in (("plain", 0), ("speculative", case.lookahead)):
                 drafter = ModelDrafter(pair.draft.decoder, steps, Sampling(), target.vocab) if steps else NoDrafter()
-                engine = Engine(pair.target.decoder, drafter, Sampling(), prompts, limits)
+                engine = Engine.for_prompts(pair.target.decoder, drafter, Sampling(), prompts, limits)
                 engine.prefill()
                 for _ in range(3):
                     engine.iterate()

@@ -43,7 +43,7 @@ def main() -> None:
     for model in (pair.target, pair.draft):
         model.decoder.pack()
     drafter = ModelDrafter(pair.draft.decoder, case.lookahead, Sampling(), case.target.vocab)
-    engine = Engine(pair.target.decoder, drafter, Sampling(), [list(range(PROMPT))], [PROMPT + 1000])
+    engine = Engine.for_prompts(pair.target.decoder, drafter, Sampling(), [list(range(PROMPT))], [PROMPT + 1000])
     engine.prefill()
     for _ in range(20):
         engine.iterate()

@@ -8,7 +8,7 @@ from shallowdraft.decoding import batch
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.random_streams import RandomStreams
-from shallowdraft.decoding.rows import Row
+from shallowdraft.decoding.rows import GeneratedRow
 from shallowdraft.decoding.sampling import Samplings
 from shallowdraft.decoding.state import State
 from shallowdraft.models.cache import KVCache
@@ -31,9 +31,9 @@ def models() -> tuple[sd.Model, sd.Model]:
     return sd.load("zoo:target", device="cpu"), sd.load_draft("zoo:4x128", device="cpu")
 
 
-def staggered(running: Batch, target: sd.Model, at: int = 3) -> list[Row]:
+def staggered(running: Batch, target: sd.Model, at: int = 3) -> list[GeneratedRow]:
     """All requests, so many running at a time; a new one joins where another has left, one is sent away."""
-    rows: list[Row] = []
+    rows: list[GeneratedRow] = []
     waiting = [(target.encode(prompt), Settings(**options)) for prompt, options in REQUESTS]
     while waiting or running.rows:
         if waiting and len(running.rows) < at:
@@ -57,8 +57,8 @@ def as_on_a_gpu(running: Batch) -> Batch:
 @pytest.mark.parametrize("patience", [0, 4])
 def test_a_request_gets_what_generate_gives_it(models, monkeypatch, draft: bool, kept: bool, patience: int):
     """Also where rows are copied over and over, because they have next to no room to grow."""
-    monkeypatch.setattr(batch, "SLACK", 4)
-    monkeypatch.setattr(batch, "PATIENCE", patience)
+    monkeypatch.setattr(batch, "MIN_SPARE_SLOTS", 4)
+    monkeypatch.setattr(batch, "IDLE_ITERATIONS", patience)
     target, proposer = models[0], models[1] if draft else None
     running = Batch(target, proposer, LOOKAHEAD, 600, 4)
     (as_on_a_gpu(running) if kept else running).warm()
@@ -78,7 +78,7 @@ def nothing_moved(self, row, *_):
 def test_a_row_that_is_moved_without_its_own_is_noticed(models, monkeypatch, owner):
     target, draft = models
     right = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
-    monkeypatch.setattr(owner, "put", nothing_moved)
+    monkeypatch.setattr(owner, "put" if owner is KVCache else "replace_row", nothing_moved)
     moved = staggered(Batch(target, draft, LOOKAHEAD, 600, 4), target)
     assert [row.tokens for row in right] != [row.tokens for row in moved]
 
@@ -100,12 +100,12 @@ def moved_and_left_behind(models: tuple[sd.Model, sd.Model]) -> list[int]:
 
 def test_a_row_does_not_share_its_random_numbers_with_its_shadow(models, monkeypatch):
     target, draft = models
-    monkeypatch.setattr(batch, "PATIENCE", 0)
+    monkeypatch.setattr(batch, "IDLE_ITERATIONS", 0)
     alone = sd.generate(
         target, "The river", draft=draft, lookahead=LOOKAHEAD, max_new_tokens=30, temperature=1.0, seed=3
     )
     assert moved_and_left_behind(models) == alone.token_ids
-    monkeypatch.setattr(RandomStreams, "rest", nothing_moved)
+    monkeypatch.setattr(RandomStreams, "idle_row", nothing_moved)
     assert moved_and_left_behind(models) != alone.token_ids
 
 
@@ -151,7 +151,7 @@ def test_a_row_without_numbers_leaves_alone(models, monkeypatch, kept: bool):
     well = running.join(target.encode("Once upon a time"), Settings(max_new_tokens=12))
     head = target.decoder.head.forward
     monkeypatch.setattr(target.decoder.head, "forward", lambda x: head(x) * torch.nan)
-    assert not running.join(target.encode("The river"), Settings()).sound
+    assert not running.join(target.encode("The river"), Settings()).finite
     monkeypatch.setattr(target.decoder.head, "forward", head)
     again = running.join(target.encode("The river"), Settings(max_new_tokens=12))
     while running.rows:

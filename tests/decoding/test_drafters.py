@@ -4,7 +4,15 @@ import pytest
 import torch
 
 import shallowdraft as sd
-from shallowdraft.decoding.drafters.ngram import LONGEST_MATCH, NgramDrafter, copied, earlier, onward, worth, written
+from shallowdraft.decoding.drafters.ngram import (
+    LONGEST_MATCH,
+    NgramDrafter,
+    continuation,
+    copy_length,
+    copy_on_device,
+    longest_match,
+    to_text,
+)
 from shallowdraft.decoding.state import new_state
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair, random_decoder
@@ -25,11 +33,11 @@ from shallowdraft.shapes.shape import ModelShape
     ],
 )
 def test_what_followed_the_last_time(text: list[int], matching: int, wanted: list[int]):
-    start, matched = earlier(written(text))
+    start, matched = longest_match(to_text(text))
     assert matched == matching
-    assert onward(written(text), start, 5) == wanted
+    assert continuation(to_text(text), start, 5) == wanted
     padded = torch.tensor([[*text, *[2] * 6], [2] * (len(text) + 6)])  # what lies behind the text is not part of it
-    found = copied(padded, torch.tensor([len(text), 4]), 5)
+    found = copy_on_device(padded, torch.tensor([len(text), 4]), 5)
     assert found.tolist() == [wanted, [2] * 5]
 
 
@@ -64,7 +72,7 @@ def test_a_text_that_goes_round_is_copied():
     ],
 )
 def test_how_many_are_worth_copying(text: list[int], count: int):
-    assert worth(written(text), *earlier(written(text))) == count
+    assert copy_length(to_text(text), *longest_match(to_text(text))) == count
 
 
 @pytest.mark.parametrize(("lookahead", "most"), [(4, 4), (6, 6), (12, 6)])

@@ -65,7 +65,7 @@ def pair(folder):
 def engine(target: sd.Model, draft: sd.Model, sampling: Sampling, rows: int) -> Engine:
     prompts = [[1, 2, 3, 4, 5][: 1 + row] for row in range(rows)]
     drafter = ModelDrafter(draft.decoder, 4, sampling, target.shape.vocab)
-    return Engine(target.decoder, drafter, sampling, prompts, [60] * rows)
+    return Engine.for_prompts(target.decoder, drafter, sampling, prompts, [60] * rows)
 
 
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.8, top_k=5, top_p=0.9)]
@@ -81,7 +81,7 @@ def test_an_iteration_synchronises_nowhere(pair, kind: str, sampling: Sampling):
 def as_on_a_gpu() -> Iterator[None]:
     """On a CPU a look costs nothing, and may save work."""
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(laws, "_may_look", lambda _: False)
+        changed.setattr(laws, "_host_may_read", lambda _: False)
         yield
 
 
@@ -139,7 +139,7 @@ def test_shapes_do_not_depend_on_acceptance(pair, sampling: Sampling):
 
 def test_plain_decoding_is_lookahead_zero(pair):
     target, _ = pair("llama")
-    running = Engine(target.decoder, NoDrafter(), Sampling(), [[1, 2, 3]], [20])
+    running = Engine.for_prompts(target.decoder, NoDrafter(), Sampling(), [[1, 2, 3]], [20])
     emitted = [out for out, _ in zip(running.run(), range(10), strict=False)]
     assert all(len(out) == 1 and len(out[0]) == 2 and out[0][0] == 0 for out in emitted)
     assert [out[0][1] for out in emitted] == sd.generate(target, [1, 2, 3], max_new_tokens=10).token_ids

@@ -7,9 +7,9 @@ import torch
 from tokenizer_kinds import KINDS, tokenizer_of
 
 import shallowdraft as sd
-from shallowdraft.decoding.generate import Run
+from shallowdraft.decoding.generate import BatchRun
 from shallowdraft.decoding.options import Settings
-from shallowdraft.decoding.statistics import Statistics, Times
+from shallowdraft.decoding.statistics import PhaseTimes, Statistics
 from shallowdraft.decoding.verification import verify_greedy, verify_sampled
 from shallowdraft.errors import NumericsError, OptionError, PromptError, VocabularyError
 from shallowdraft.models.checkpoint import assemble
@@ -168,7 +168,7 @@ def test_prefills_token_belongs_to_prefill(synthetic):
 
 
 def test_several_prompts_are_the_quotient_of_sums():
-    times = Times(1.0, 2.0, 3.0, 7.0)
+    times = PhaseTimes(1.0, 2.0, 3.0, 7.0)
     a = Statistics.derive(tokens=11, emitted=10, drafted=20, histogram=[1, 1, 3], proposed=[1, 0, 4], times=times)
     b = Statistics.derive(tokens=3, emitted=2, drafted=2, histogram=[0, 1], proposed=[0, 1], times=times)
     both = sd.total([a, b], one_batch=False)
@@ -286,13 +286,13 @@ def test_nan_where_nothing_is_emitted_is_no_error(synthetic):
     """Logits behind a rejected token are void, and so is a row that has ended."""
     logits = torch.zeros(1, 3, 4)
     logits[0, 2] = float("nan")
-    assert verify_greedy(*logits.max(-1), torch.tensor([[1, 1]])).sound.tolist() == [True]
+    assert verify_greedy(*logits.max(-1), torch.tensor([[1, 1]])).finite.tolist() == [True]
     p = torch.full((1, 3, 4), 0.25)
     p[0, 2] = float("nan")
     rejected = verify_sampled(
         p, torch.eye(4)[None, :2], torch.tensor([[0, 1]]), torch.full((1, 2), 0.9), torch.zeros(1)
     )
-    assert (rejected.accepted.item(), rejected.sound.tolist()) == (0, [True])
+    assert (rejected.accepted.item(), rejected.finite.tolist()) == (0, [True])
     row = synthetic.walk(5, 4)
     decoder = random_decoder(SHAPE, seed=8)
     out = sd.generate(sd.Model("m", decoder), [[1], [2]], max_new_tokens=3, stop_tokens=[row[0]])
@@ -332,7 +332,7 @@ def test_models_on_two_devices_are_refused(synthetic):
 def test_rewinding_brings_back_the_state_after_the_prompt(synthetic):
     """Both caches are overwritten from there on; without that what follows would be another text."""
     settings = Settings(draft=synthetic.draft, lookahead=3, max_new_tokens=60)
-    run = Run(synthetic.target, ["a prompt"], settings)
+    run = BatchRun(synthetic.target, ["a prompt"], settings)
     steps = run.iterations()
     next(steps)
 
@@ -345,7 +345,7 @@ def test_rewinding_brings_back_the_state_after_the_prompt(synthetic):
     run.rewind()
     assert few() == first
     assert few()[: len(first)] == first  # goes on from there
-    wrong = Run(synthetic.target, ["a prompt"], settings)
+    wrong = BatchRun(synthetic.target, ["a prompt"], settings)
     wrong.engine.rewind = lambda: None
     steps, run = wrong.iterations(), wrong
     next(steps)

@@ -8,26 +8,26 @@ import torch
 
 import shallowdraft as sd
 from shallowdraft.cost import independent_tar
-from shallowdraft.decoding.lookahead_policy import LONGEST, LookaheadPolicy
+from shallowdraft.decoding.lookahead_policy import MAX_AUTO_LOOKAHEAD, LookaheadPolicy
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.shapes.notation import parse_shape
 
 
-def simulate(pace: LookaheadPolicy, rate: float, step: float, iterations: int, seed: int = 0) -> list[int]:
+def simulate(policy: LookaheadPolicy, rate: float, step: float, iterations: int, seed: int = 0) -> list[int]:
     """A machine on which a draft step costs `step` of a target's pass, and a text of independent acceptance."""
     draws, chosen = random.Random(seed), []
     for _ in range(iterations):
-        lookahead = pace.choose()
+        lookahead = policy.choose()
         kept = 0
         while kept < lookahead and draws.random() < rate:
             kept += 1
-        pace.learn(lookahead, [kept], (1 + step * lookahead) * draws.uniform(0.95, 1.05))
+        policy.learn(lookahead, [kept], (1 + step * lookahead) * draws.uniform(0.95, 1.05))
         chosen.append(lookahead)
     return chosen
 
 
 def best(rate: float, step: float) -> int:
-    return max(range(LONGEST + 1), key=lambda d: independent_tar(rate, d) / (1 + step * d))
+    return max(range(MAX_AUTO_LOOKAHEAD + 1), key=lambda d: independent_tar(rate, d) / (1 + step * d))
 
 
 def speed(chosen: list[int], rate: float, step: float) -> float:
@@ -43,10 +43,10 @@ def test_it_comes_close_to_the_best_fixed_lookahead(rate: float, step: float):
 
 
 def test_where_speculation_does_not_pay_it_stops_and_returns_when_the_text_changes():
-    pace = LookaheadPolicy()
-    chosen = simulate(pace, 0.1, 0.4, 200)
+    policy = LookaheadPolicy()
+    chosen = simulate(policy, 0.1, 0.4, 200)
     assert chosen[50:].count(0) > 0.85 * 150
-    chosen = simulate(pace, 0.9, 0.1, 300)
+    chosen = simulate(policy, 0.9, 0.1, 300)
     assert chosen[150:].count(0) < 0.2 * 150
     assert max(chosen[150:]) >= 4
 

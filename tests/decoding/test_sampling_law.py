@@ -163,7 +163,7 @@ def no_residual(p, q, proposed, coins, last):
     verdict = right(p, q, proposed, coins, last)
     drawn = verification.draw(p[torch.arange(len(p)), verdict.accepted], last)
     tokens = verdict.tokens.scatter(1, verdict.accepted[:, None], drawn[:, None])
-    return Verdict(tokens, verdict.accepted, verdict.sound)
+    return Verdict(tokens, verdict.accepted, verdict.finite)
 
 
 def another_q(p, q, proposed, coins, last):
@@ -177,7 +177,7 @@ def no_bonus(p, q, proposed, coins, last):
     full = (verdict.accepted == proposed.shape[1]) & (proposed.shape[1] > 0)
     tokens = verdict.tokens.clone()
     tokens[:, -1] = torch.where(full, 0, tokens[:, -1])
-    return Verdict(tokens, verdict.accepted, verdict.sound)
+    return Verdict(tokens, verdict.accepted, verdict.finite)
 
 
 def bonus_from_the_draft(p, q, proposed, coins, last):
@@ -309,12 +309,12 @@ def test_a_wrong_selection_is_caught(models, monkeypatch, wrong):
     assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
 
 
-walk = verification.walked
+walk = verification.reject_recursively
 
 
 def laws_are_not_left(tree, p, q, tokens, coins, last, monkeypatch):
     """After a rejected child the next one is judged by the whole law."""
-    monkeypatch.setattr(verification, "_left", lambda law, _draft: law)
+    monkeypatch.setattr(verification, "_residual", lambda target, _draft: target)
     return walk(tree, p, q, tokens, coins, last)
 
 
@@ -333,7 +333,7 @@ def children_change_places(tree, p, q, tokens, coins, last, monkeypatch):
     "wrong", [laws_are_not_left, drafts_come_again, children_change_places], ids=lambda w: w.__name__
 )
 def test_a_wrong_walk_is_caught(models, monkeypatch, wrong):
-    monkeypatch.setattr(verification, "walked", functools.partial(wrong, monkeypatch=monkeypatch))
+    monkeypatch.setattr(verification, "reject_recursively", functools.partial(wrong, monkeypatch=monkeypatch))
     strategy = {"draft": models[1], "drafter": "tree", "nodes": 7}
     assert p_value(models, ONE, 2, 20_000, FEWER, strategy=strategy, temperature=1.0) < CAUGHT
 
@@ -349,7 +349,7 @@ def the_last_chance_for_all(p, q, proposed):
 
 def unbounded(p, q, proposed):
     """The joint ratio is cut to 1 at the end only."""
-    ratio = verification._of(p[:, :-1], proposed) / verification._of(q, proposed)
+    ratio = verification._probability_of(p[:, :-1], proposed) / verification._probability_of(q, proposed)
     joint = torch.cat((torch.ones_like(ratio[:, :1]), ratio.cumprod(1).clamp(max=1)), 1)
     return joint, torch.cat((blocks(p, q, proposed)[1][:, :-1], joint[:, -1:]), 1)
 
@@ -371,15 +371,15 @@ def joined_p_value(models, rows: int = 6_000, lookahead: int = 2) -> float:
         sampling = Sampling(**options, seed=seed)
         drafter = ModelDrafter(draft.decoder, lookahead, sampling, target.shape.vocab)
         limits = [len(prompt) + length] * rows
-        engine = Engine(target.decoder, drafter, sampling, [prompt] * rows, limits, slots=16)
+        engine = Engine.for_prompts(target.decoder, drafter, sampling, [prompt] * rows, limits, slots=16)
         engine.random_streams.begin(seed, 1)
         engines.append(engine)
-    emitted = [[engine.follow(engine.prefill())] for engine in engines]
-    emitted[0].append(engines[0].follow(engines[0].iterate()))
+    emitted = [[engine.read(engine.prefill())] for engine in engines]
+    emitted[0].append(engines[0].read(engines[0].iterate()))
     parts = [(which, row) for which in (0, 1) for row in range(rows) if which or row % 3]
     parts = [parts[index] for index in np.random.default_rng(0).permutation(len(parts))]
-    batch = Engine.of([(engines[which], row) for which, row in parts], 16)
-    later = [batch.follow(batch.iterate()) for _ in range(length)]
+    batch = Engine.from_rows([(engines[which], row) for which, row in parts], 16)
+    later = [batch.read(batch.iterate()) for _ in range(length)]
     counts = [Counter[tuple[int, ...]]() for _ in MIXED]
     for place, (which, row) in enumerate(parts):
         taken = [step[row] for step in emitted[which]] + [step[place] for step in later]
@@ -400,16 +400,19 @@ def another_cache(parts, lengths, slots, right=KVCache.of):
     return right(parts[1:] + parts[:1], lengths, slots)
 
 
-def numbers_again(parts, right=RandomStreams.of):
+def numbers_again(parts, right=RandomStreams.from_rows):
     """A row that is moved uses again the numbers that it used before."""
     for random_streams in {random_streams for random_streams, _ in parts}:
         random_streams.begin(0, 1)
     return right(parts)
 
 
-@pytest.mark.parametrize(("owner", "wrong"), [(KVCache, another_cache), (RandomStreams, numbers_again)])
-def test_a_wrong_move_is_caught(models, monkeypatch, owner, wrong):
-    monkeypatch.setattr(owner, "of", wrong)
+@pytest.mark.parametrize(
+    ("owner", "method", "wrong"),
+    [(KVCache, "of", another_cache), (RandomStreams, "from_rows", numbers_again)],
+)
+def test_a_wrong_move_is_caught(models, monkeypatch, owner, method: str, wrong):
+    monkeypatch.setattr(owner, method, wrong)
     assert joined_p_value(models, 3_000) < CAUGHT
 
 

@@ -178,7 +178,7 @@ def test_a_neighbours_source_is_caught(four_tokens, monkeypatch):
 def test_an_iteration_synchronises_nowhere(sampling: Sampling):
     target, draft = models_of(LATER, pack=False)
     drafter = ModelDrafter(draft.decoder, 4, sampling, target.shape.vocab)
-    running = Engine(target.decoder, drafter, sampling, [[0]] * 4, [60] * 4, sources=SOURCES)
+    running = Engine.for_prompts(target.decoder, drafter, sampling, [[0]] * 4, [60] * 4, sources=SOURCES)
     assert_never_waits(running)
 
 
@@ -186,11 +186,11 @@ def test_an_engine_takes_other_sources():
     """As on a GPU, where captured iterations are used again."""
     target, draft = models_of(LATER)
     drafter = ModelDrafter(draft.decoder, 3, Sampling(), target.shape.vocab)
-    running = Engine(target.decoder, drafter, Sampling(), [[0]] * 2, [30] * 2, sources=SOURCES[2:])
+    running = Engine.for_prompts(target.decoder, drafter, Sampling(), [[0]] * 2, [30] * 2, sources=SOURCES[2:])
     for _ in zip(range(9), running.run(), strict=False):
         pass
     kept = running.cache.source[0].data_ptr()
-    running.restart([[0]] * 2, [30] * 2, 0, None, SOURCES[:2])
+    running.restart([[0]] * 2, [30] * 2, Sampling(), None, SOURCES[:2])
     found = [[], []]
     for _, emitted in zip(range(20), running.run(), strict=False):
         for row, (accepted, *tokens) in zip(found, emitted, strict=True):

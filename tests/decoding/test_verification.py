@@ -12,11 +12,11 @@ from shallowdraft.decoding.verification import (
     Proposal,
     block_chances,
     k_seq,
+    reject_recursively,
     verify,
     verify_block,
     verify_greedy,
     verify_sampled,
-    walked,
 )
 from shallowdraft.errors import OptionError
 from shallowdraft.models.tree import Tree
@@ -107,7 +107,7 @@ def test_a_second_child_only_adds(p: list[float], q: list[float]):
     for first, second in itertools.permutations(range(3), 2):
         weight = q[first] * q[second] / (1 - q[first])
         tokens = torch.tensor([[first, second]]).expand(count, -1)
-        node, _ = walked(tree, laws, drafts, tokens, coins, torch.full((count,), 0.5))
+        node, _ = reject_recursively(tree, laws, drafts, tokens, coins, torch.full((count,), 0.5))
         total += weight * float((node > 0).double().mean())
         one = min(1.0, p[first] / q[first])
         rest = left[second] / sum(left) if sum(left) > 0 else p[second]
@@ -144,11 +144,11 @@ def test_a_toy_case_of_k_seq():
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
-def test_a_row_with_nan_is_not_sound(poison: float, sampling: Sampling):
+def test_a_row_with_nan_is_not_finite(poison: float, sampling: Sampling):
     logits = torch.zeros(2, 2, 4)
     logits[1, 0, 2] = poison
     proposal = Proposal(torch.tensor([[0], [0]]), torch.full((2, 1, 4), 0.25))
-    assert verify(logits, proposal, sampling, torch.zeros(2, 1), torch.zeros(2)).sound.tolist() == [True, False]
+    assert verify(logits, proposal, sampling, torch.zeros(2, 1), torch.zeros(2)).finite.tolist() == [True, False]
 
 
 @settings(deadline=None, derandomize=True)
@@ -190,16 +190,16 @@ def nuclei_differ() -> bool:
 def test_nuclei(monkeypatch):
     assert not nuclei_differ()
     with monkeypatch.context() as changed:
-        changed.setattr(sampling, "_may_look", lambda _: False)
+        changed.setattr(sampling, "_host_may_read", lambda _: False)
         assert not nuclei_differ()
-    monkeypatch.setattr(sampling, "LIKELY", 1)
+    monkeypatch.setattr(sampling, "NUCLEUS_TOKENS", 1)
     assert not nuclei_differ()
 
     def too_few(top_p: float, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         likeliest = p.topk(128, -1).values
         return likeliest, likeliest.cumsum(-1)
 
-    monkeypatch.setattr(sampling, "_until", too_few)
+    monkeypatch.setattr(sampling, "_likeliest_until", too_few)
     assert nuclei_differ()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 import shallowdraft as sd
-from shallowdraft.decoding.engine import UNSOUND, _packed
+from shallowdraft.decoding.emitted import NOT_FINITE, pack
 from shallowdraft.decoding.sampling import Samplings, draw, probabilities
 from shallowdraft.decoding.state import new_state
 from shallowdraft.decoding.verification import Proposal, verify_choice, verify_sampled
@@ -197,9 +197,9 @@ def test_commit_greedy_is_verification_and_commit(lookahead: int):
         states[0].commit(verdict)
         state = states[1]
         packed = gpu_choice.commit_greedy(
-            best, choice, proposed, largest, state.tokens, state.length, state.limit, UNSOUND
+            best, choice, proposed, largest, state.tokens, state.length, state.limit, NOT_FINITE
         )
-        assert packed.tolist() == _packed(verdict).tolist()
+        assert packed.tolist() == pack(verdict).tolist()
         assert state.tokens.tolist() == states[0].tokens.tolist()
         assert state.length.tolist() == states[0].length.tolist()
 
@@ -242,7 +242,7 @@ def test_distributions_of_texts_with_different_sampling():
     uniforms = torch.rand(len(logits), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     together = Samplings([Sampling(2.0)] * len(texts), logits.device)
     for row, text in enumerate(texts):
-        together.put(row, text)
+        together.replace_row(row, text)
     p, token, largest = gpu_choice.distribution(logits, together.numbers, 150, uniforms)
     expected = probabilities(logits.view(len(texts), 2, 150), together).view(-1, 150)
     torch.testing.assert_close(p, expected, atol=1e-6, rtol=1e-4)
@@ -282,14 +282,15 @@ def test_commit_sampled_is_verification_and_commit(lookahead: int, monkeypatch: 
         state = states[1]
         packed = gpu_choice.commit_sampled(
             p, logits.amax(-1), q, proposed, torch.zeros(6, lookahead), coins, last,
-            state.tokens, state.length, state.limit, UNSOUND,
+            state.tokens, state.length, state.limit, NOT_FINITE,
         )  # fmt: skip
-        assert packed.tolist() == _packed(verdict).tolist()
+        assert packed.tolist() == pack(verdict).tolist()
         assert state.tokens.tolist() == states[0].tokens.tolist()
         assert state.length.tolist() == states[0].length.tolist()
     best = logits.amax(-1)
     best[2, 0] = float("inf")
     packed = gpu_choice.commit_sampled(
-        p, best, q, proposed, torch.zeros(6, lookahead), coins, last, state.tokens, state.length, state.limit, UNSOUND
+        p, best, q, proposed, torch.zeros(6, lookahead), coins, last,
+        state.tokens, state.length, state.limit, NOT_FINITE,
     )  # fmt: skip
-    assert (packed[:, 0] == UNSOUND).tolist() == [row == 2 for row in range(6)]
+    assert (packed[:, 0] == NOT_FINITE).tolist() == [row == 2 for row in range(6)]

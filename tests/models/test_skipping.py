@@ -1,7 +1,5 @@
 """Decoders that skip some of their parts, and copies of decoders."""
 
-import copy
-
 import pytest
 import torch
 from conftest import CONFIGS, PACKINGS
@@ -36,11 +34,3 @@ def test_parts_that_are_not_there(folder):
     decoder = load_packed(folder("llama"), "none").decoder
     with pytest.raises(OptionError, match="cannot be skipped"):
         decoder.skipping([2 * decoder.shape.layers])
-
-
-def test_copies_have_no_cached_engines(folder):
-    decoder = load_packed(folder("llama"), "none").decoder
-    decoder.kept["captured"] = (None for _ in range(1))  # can be copied as little as a CUDA graph
-    assert not copy.deepcopy(decoder).kept
-    assert not decoder.skipping([0]).kept
-    assert decoder.kept

@@ -9,7 +9,7 @@ import pytest
 
 from shallowdraft.decoding import timing
 from shallowdraft.decoding.candidate import draft_options
-from shallowdraft.decoding.generate import Run, generate
+from shallowdraft.decoding.generate import BatchRun, generate
 from shallowdraft.decoding.options import Options, Settings
 from shallowdraft.decoding.results import Generation
 from shallowdraft.models.synthetic import SyntheticPair, make_pair
@@ -127,20 +127,20 @@ def test_ways_of_a_profile_take_turns_in_drawn_orders_and_are_written_together(
 ):
     path, lines, orders = tmp_path / "profile.jsonl", [], []
     lookaheads: dict[int, int] = {}
-    begin, rewind = timing._endless, Run.rewind
+    begin, rewind = timing._endless, BatchRun.rewind
 
-    def endless(target: object, prompts: list[list[int]], settings: Settings, iterations: int) -> Run:
+    def endless(target: object, prompts: list[list[int]], settings: Settings, iterations: int) -> BatchRun:
         run = begin(target, prompts, settings, iterations)
         lookaheads[id(run)] = settings.lookahead if settings.draft else PLAIN
         return run
 
-    def watched(run: Run) -> None:
+    def watched(run: BatchRun) -> None:
         lines.append(path.read_bytes().count(b"\n") - 1)
         orders.append(lookaheads[id(run)])
         rewind(run)
 
     monkeypatch.setattr(timing, "_endless", endless)
-    monkeypatch.setattr(Run, "rewind", watched)
+    monkeypatch.setattr(BatchRun, "rewind", watched)
     proposers = {key: Options(**options) for key, options in draft_options({"draft": synthetic.draft}).items()}
     wanted = measuring.all_points(WAYS, [8], [1])
     list(measuring.measure(synthetic.target, proposers, wanted, path, 2))

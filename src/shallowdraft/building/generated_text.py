@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shallowdraft.building.batches import Batches
 from shallowdraft.building.token_store import TokenStore, extend_store
+from shallowdraft.decoding.engine_cache import ENGINES
 from shallowdraft.decoding.generate import generate
 from shallowdraft.errors import CorpusError, OptionError, first_line
 from shallowdraft.files import path_in_errors, replacing, require_regular
@@ -79,7 +80,7 @@ def write_continuations(
             with path_in_errors(file), replacing(file) as partial, partial.open("wb") as stream:
                 np.save(stream, text.cpu().numpy())
         yield (batch + 1) * rows * (prompt + length)
-    writer.kept.clear()  # frees the cached engines' memory
+    ENGINES.drop(writer)  # frees the memory of its batches
     held_out, *training = (_with_end_tokens(file, store.end) for file in files)
     extend_store(store, folder, DOMAIN, train=np.concatenate(training), val=held_out)
     for file in files:

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, by phase, without making a GPU wait."""
+"""Clocks that add up the time of a run by phase, without making a GPU wait."""
 
 import time
 from collections import defaultdict
@@ -11,25 +11,27 @@ import torch
 PHASES = ("prefill", "draft", "verify")
 
 Reading = Callable[[str], float]
-"""Seconds of a phase up to where the clock was read."""
+"""Returns the seconds of a phase up to the moment at which the clock was read."""
 
 
 class Clock(Protocol):
     """Adds up the seconds of named phases."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count what happens inside."""
+        """Add the time spent inside to a phase."""
 
     def read(self) -> Reading:
-        """Totals up to here. On a GPU, up to where the work that was given to it so far ends: nothing is waited for
-        until a phase is asked for.
+        """Read the totals up to now.
+
+        On a GPU: up to the end of the work queued so far. Only calling the result waits for that.
         """
 
     def reset(self) -> None:
-        """Begin from nothing."""
+        """Set every phase to zero."""
 
 
 def new_clock(device: torch.device) -> Clock:
+    """Create the clock of a device."""
     return DeviceClock(device) if device.type == "cuda" else HostClock()
 
 
@@ -54,7 +56,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """The GPU's own clock, read in the stream: it keeps counting where an iteration is replayed from a graph."""
+    """The GPU's own clock, read by kernels in the stream: it also counts when an iteration is replayed from a graph."""
 
     def __init__(self, device: torch.device) -> None:
         from shallowdraft.kernels import gpu
@@ -64,10 +66,11 @@ class DeviceClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        at = self._spent[PHASES.index(name)]
-        self._stamp(at, -1)
+        total = self._spent[PHASES.index(name)]
+        # total += end - begin, as two kernels in the stream, which a captured graph replays.
+        self._stamp(total, -1)
         yield
-        self._stamp(at, 1)
+        self._stamp(total, 1)
 
     def read(self) -> Reading:
         spent = self._spent.clone()

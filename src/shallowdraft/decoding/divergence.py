@@ -1,8 +1,8 @@
-"""Two greedy runs differ: a numerical tie, or a bug? docs/lossless.md has the definition that this implements.
+"""The difference of two greedy runs: a numerical tie, or a bug? Implements the definition in docs/lossless.md.
 
-A pass over d + 1 tokens rounds differently from a pass over one. Where two tokens are nearly equally likely that may
-turn the choice, and neither run is wrong. A bug shows as a token that the target, fed with the same text, would not
-have chosen by more than rounding.
+A pass over d + 1 tokens rounds differently from a pass over one. If two tokens are nearly equally
+likely, that may change the choice, and neither run is wrong. A bug shows as a token whose logit,
+computed by the target for the same text, lies below the largest one by more than rounding explains.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from shallowdraft.decoding.state import fill, new_state
 from shallowdraft.models.model import Model
 
-# What rounding may move a logit by, relative to the largest logit's size.
+# The gap between two logits that rounding explains, relative to the size of the largest logit.
 TIE_GAP = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -26,7 +26,7 @@ class Divergence:
     """Index into the new tokens."""
     tokens: tuple[int, int]
     gaps: tuple[float, float]
-    """How far each token's logit lies under the largest one."""
+    """How far each of the two tokens' logits lies under the largest one."""
     tolerance: float
 
     @property
@@ -43,9 +43,9 @@ class Divergence:
 
 
 def explain(target: Model, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Divergence | None:
-    """Judge the first difference of two greedy continuations of a prompt; None where one begins the other."""
-    different = (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    position = next(different, None)
+    """Judge the first difference of two greedy continuations of a prompt; None if one is a prefix of the other."""
+    differences = (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    position = next(differences, None)
     if position is None:
         return None
     logits = _last_logits(target, [*prompt, *first[:position]])
@@ -55,9 +55,10 @@ def explain(target: Model, prompt: Sequence[int], first: Sequence[int], second: 
 
 
 def greedy_gaps(target: Model, prompt: Sequence[int], continuation: Sequence[int]) -> Tensor:
-    """How far each emitted token's logit lies under the largest one, in units of what rounding explains: at most 1.
+    """Return how far each emitted token's logit lies under the largest one, as a multiple of what rounding explains.
 
-    One teacher-forced pass: the target reads prompt and continuation, and every emitted token is judged by its logits.
+    Lossless decoding stays at or below 1. One teacher-forced pass: the target reads prompt and
+    continuation, and its logits judge every emitted token.
     """
     with torch.inference_mode():
         state = new_state([[*prompt, *continuation]], [len(prompt) + len(continuation)], 0, target.device)
@@ -71,7 +72,7 @@ def greedy_gaps(target: Model, prompt: Sequence[int], continuation: Sequence[int
 
 
 def tolerance(logits: Tensor, dtype: torch.dtype) -> float:
-    """The logit gap that rounding explains."""
+    """Return the gap between two logits that rounding explains."""
     return TIE_GAP[dtype] * max(1.0, float(logits.abs().max()))
 
 

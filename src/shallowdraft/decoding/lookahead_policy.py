@@ -1,63 +1,87 @@
-"""Which lookahead to use next: from what the last iterations took and how much of them was accepted.
+"""The choice of the next lookahead, from the times of the last iterations and the acceptance in them.
 
-Plain decoding is lookahead 0 and always a candidate: where speculation does not pay, it stops, and is tried again now
-and then. What is emitted does not depend on any of this.
+Expected speed at a lookahead is expected tokens an iteration over expected seconds an iteration.
+Plain decoding is lookahead 0 and always a candidate: if speculation does not pay it stops, and is
+tried again now and then. What is emitted does not depend on the choice.
 """
 
 from collections.abc import Sequence
 
-LONGEST = 8
-FIRST = (4, 4, 0, 0, 2, 2, 0)  # tried to begin with
-MEMORY = 0.95  # weight of what was known, at each new iteration
-BETTER = 1.03  # how much faster another lookahead must look to be taken
-LOOK_AROUND = 16  # iterations after which a neighbour is tried
-TRIES = 3  # iterations, when it is
-STALE = 0.2  # weight of what was known of acceptance before a pause
-PATIENCE = (8, 64)  # plain iterations before speculation is tried again, doubled each time it did not pay
+MAX_AUTO_LOOKAHEAD = 8
+"""Largest lookahead that the policy chooses; buffers and random numbers are made for it."""
+FIRST_LOOKAHEADS = (4, 4, 0, 0, 2, 2, 0)
+"""Lookaheads of the first iterations: three of them, for a line through their times, and each more than once, because
+the first iteration of a shape may take longer than the following ones."""
+ACCEPTANCE_MEMORY = 0.95
+"""Weight that earlier acceptance keeps at each iteration: about the last 20 count, so that the text is followed."""
+TIME_WEIGHT = 0.2
+"""Weight of a new time in the running mean of its lookahead: about the last 5 iterations count."""
+MAX_SLOWDOWN = 2
+"""A time counts as at most this multiple of the mean: one iteration that was interrupted must not decide."""
+MIN_GAIN = 1.03
+"""Expected gain in speed at which the lookahead is changed; a smaller one may be noise."""
+PROBE_INTERVAL = 16
+"""Iterations at one lookahead after which a neighbouring one is tried, so that its time stays known."""
+RETRIAL_ITERATIONS = 3
+"""Speculative iterations of a trial during plain decoding."""
+PAUSE_MEMORY = 0.2
+"""Weight that acceptance from before a pause keeps at a trial, because the text has changed meanwhile."""
+PAUSES = (8, 64)
+"""Plain iterations before the first trial and the most before any; doubled after each trial that did not pay."""
 
 
 class LookaheadPolicy:
-    """Remembers seconds by lookahead and acceptance by position; both fade."""
+    """Running means of seconds by lookahead, and of acceptance by draft position."""
 
-    def __init__(self, longest: int = LONGEST) -> None:
+    def __init__(self, longest: int = MAX_AUTO_LOOKAHEAD) -> None:
         self.longest = longest
         self._seconds: dict[int, float] = {}
-        self._tried, self._kept = [0.5] * longest, [0.35] * longest  # a weak guess: seven tokens of ten are accepted
-        self._planned = [min(d, longest) for d in FIRST]
+        # Faded counts of draft tokens by position: how often all before it were accepted, and how often it was, too.
+        # They begin with half an observation at an acceptance rate of 0.7, which the first real ones outweigh.
+        self._reached, self._accepted = [0.5] * longest, [0.35] * longest
+        self._planned = [min(d, longest) for d in FIRST_LOOKAHEADS]
         self._current = self._planned[0]
-        self._age = 0
-        self._patience = PATIENCE[0]
+        self._age = 0  # iterations at the current lookahead
+        self._pause = PAUSES[0]
 
     def choose(self) -> int:
-        """The lookahead of the next iteration."""
+        """Return the lookahead of the next iteration."""
         if self._planned:
             return self._planned[0]
         return self._current
 
     def learn(self, lookahead: int, accepted: Sequence[int], seconds: float) -> None:
-        """Take in one iteration: the draft tokens kept in each row, and how long it took."""
-        known = self._seconds.get(lookahead)
-        self._seconds[lookahead] = seconds if known is None else min(seconds, 2 * known) * 0.2 + known * 0.8
+        """Learn from one iteration: the draft tokens accepted in each row, and how long it took."""
+        mean = self._seconds.get(lookahead)
+        if mean is None:
+            self._seconds[lookahead] = seconds
+        else:
+            self._seconds[lookahead] = min(seconds, MAX_SLOWDOWN * mean) * TIME_WEIGHT + mean * (1 - TIME_WEIGHT)
         for position in range(lookahead):
-            reached = sum(kept >= position for kept in accepted)
+            reached = sum(count >= position for count in accepted)
             if reached:
-                self._tried[position] = MEMORY * self._tried[position] + reached
-                self._kept[position] = MEMORY * self._kept[position] + sum(kept > position for kept in accepted)
+                further = sum(count > position for count in accepted)
+                self._reached[position] = ACCEPTANCE_MEMORY * self._reached[position] + reached
+                self._accepted[position] = ACCEPTANCE_MEMORY * self._accepted[position] + further
         if self._planned:
             self._planned.pop(0)
         if not self._planned:
             self._decide()
 
     def tar(self, lookahead: int) -> float:
-        """Tokens an iteration, from the chance of each position once the one before it was kept."""
+        """Return the expected tokens an iteration.
+
+        Position n is accepted with the product of the acceptance rates up to n, each given that
+        those before were.
+        """
         total = chance = 1.0
-        for tried, kept in zip(self._tried[:lookahead], self._kept, strict=False):
-            chance *= kept / tried
+        for reached, accepted in zip(self._reached[:lookahead], self._accepted, strict=False):
+            chance *= accepted / reached
             total += chance
         return total
 
     def seconds(self, lookahead: int) -> float:
-        """Measured, or on the straight line through the measured ones next to it."""
+        """Return the expected seconds of an iteration: measured, or on a straight line through measured ones."""
         if lookahead in self._seconds:
             return self._seconds[lookahead]
         below = max((d for d in self._seconds if d < lookahead), default=None)
@@ -67,28 +91,35 @@ class LookaheadPolicy:
             return self._seconds[below] * (1 - share) + self._seconds[above] * share
         edge = below if below is not None else above
         assert edge is not None, "nothing was measured yet"
+        # Beyond the measured lookaheads: the mean slope, from the nearest measured one.
         slope = (self._seconds[max(self._seconds)] - self._seconds[min(self._seconds)]) / max(1, max(self._seconds))
         return max(1e-9, self._seconds[edge] + slope * (lookahead - edge))
 
     def speed(self, lookahead: int) -> float:
+        """Return the expected tokens a second."""
         return self.tar(lookahead) / self.seconds(lookahead)
 
     def _decide(self) -> None:
         best = max(range(self.longest + 1), key=self.speed)
-        if self.speed(best) > BETTER * self.speed(self._current) or (
+        # Plain decoding needs no margin: its speed does not depend on a guess of acceptance.
+        if self.speed(best) > MIN_GAIN * self.speed(self._current) or (
             best == 0 and self.speed(0) > self.speed(self._current)
         ):
             if self._current == 0:
-                self._patience = PATIENCE[0]
+                self._pause = PAUSES[0]
             self._current, self._age = best, 0
         self._age += 1
         if self._current == 0:
-            if self._age >= self._patience:
-                self._age, self._patience = 0, min(2 * self._patience, PATIENCE[1])
-                self._tried = [STALE * tried for tried in self._tried]
-                self._kept = [STALE * kept for kept in self._kept]
-                again = max(range(1, self.longest + 1), key=self.speed)
-                self._planned = [again] * TRIES
-        elif self._age % LOOK_AROUND == 0:
-            other = self._current + (1 if self._age // LOOK_AROUND % 2 else -1)
-            self._planned = [min(max(other, 0), self.longest)]
+            if self._age >= self._pause:
+                self._plan_trial()
+        elif self._age % PROBE_INTERVAL == 0:
+            neighbour = self._current + (1 if self._age // PROBE_INTERVAL % 2 else -1)
+            self._planned = [min(max(neighbour, 0), self.longest)]
+
+    def _plan_trial(self) -> None:
+        """Interrupt plain decoding by a few iterations at the best lookahead above 0."""
+        self._age, self._pause = 0, min(2 * self._pause, PAUSES[1])
+        self._reached = [PAUSE_MEMORY * reached for reached in self._reached]
+        self._accepted = [PAUSE_MEMORY * accepted for accepted in self._accepted]
+        again = max(range(1, self.longest + 1), key=self.speed)
+        self._planned = [again] * RETRIAL_ITERATIONS

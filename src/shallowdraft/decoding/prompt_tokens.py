@@ -10,7 +10,10 @@ Prompt = str | Sequence[int]
 
 
 def is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
-    """Text, or token ids as integers, an array or a tensor of one dimension; not a list of such."""
+    """Tell whether this is one prompt rather than a list of prompts.
+
+    One prompt is text, or token ids as integers, an array or a tensor of one dimension.
+    """
     if not hasattr(prompt, "__len__"):
         raise PromptError(f"the prompt is {prompt!r}; give text, token ids, or a list of either")
     if isinstance(prompt, str) or not len(prompt):
@@ -19,7 +22,7 @@ def is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
 
 
 def encode(target: Model, prompt: Prompt) -> list[int]:
-    """A prompt as token ids, with room for new ones."""
+    """Encode a prompt, and refuse one that leaves no room for new tokens."""
     ids = token_ids(target, prompt)
     if encoder := target.shape.encoder:
         if len(ids) > encoder.context:
@@ -35,12 +38,12 @@ def encode(target: Model, prompt: Prompt) -> list[int]:
 
 
 def token_ids(target: Model, prompt: Prompt) -> list[int]:
-    """A prompt as token ids, however many."""
+    """Encode a prompt of any length."""
     if not len(prompt):
         raise PromptError("the prompt is empty; give at least one token")
     ids = target.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
     if not ids:
         raise PromptError("the prompt has no tokens; give text that the tokenizer knows")
-    if wrong := [token for token in ids if not 0 <= token < target.shape.vocab]:
-        raise PromptError(f"token id {wrong[0]} is outside the target's vocabulary of {target.shape.vocab:,}")
+    if outside := [token for token in ids if not 0 <= token < target.shape.vocab]:
+        raise PromptError(f"token id {outside[0]} is outside the target's vocabulary of {target.shape.vocab:,}")
     return ids

@@ -1,4 +1,4 @@
-"""What generation returns."""
+"""The results of generation."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,25 +6,25 @@ from typing import Literal
 from shallowdraft.decoding.statistics import Statistics
 
 FinishReason = Literal["stop", "length", "context"]
+"""A stop token or stop string; max_new_tokens; the end of the model's context."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What came of one prompt."""
+    """The continuation of one prompt."""
 
     text: str
     token_ids: list[int]
     """New tokens only, a stop token included."""
     stats: Statistics
     finish_reason: FinishReason
-    """A stop token or stop string; max_new_tokens; the end of the model's context."""
     accepted_by_iteration: list[int]
-    """Draft tokens kept in each iteration."""
+    """Draft tokens accepted in each iteration."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A token as it is emitted, with the text that has become readable by it."""
+    """A token as it is emitted, with the text that has become certain by it."""
 
     text: str
     token_id: int | None

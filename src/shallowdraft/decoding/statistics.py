@@ -1,4 +1,4 @@
-"""What a run did and where its time went."""
+"""Counts and times of a run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,32 +7,33 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of a run: reading the prompts, drafting, verifying, all of it."""
+class PhaseTimes:
+    """Seconds of a run, and of its phases: reading the prompts, drafting, verifying."""
 
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
     total_s: float = 0.0
 
-    def __add__(self, other: "Times") -> "Times":
-        return Times(
+    def __add__(self, other: "PhaseTimes") -> "PhaseTimes":
+        return PhaseTimes(
             self.prefill_s + other.prefill_s,
             self.draft_s + other.draft_s,
             self.verify_s + other.verify_s,
             self.total_s + other.total_s,
         )
 
-    def __sub__(self, other: "Times") -> "Times":
-        return Times(
+    def __sub__(self, other: "PhaseTimes") -> "PhaseTimes":
+        return PhaseTimes(
             self.prefill_s - other.prefill_s,
             self.draft_s - other.draft_s,
             self.verify_s - other.verify_s,
             self.total_s - other.total_s,
         )
 
-    def halved(self) -> "Times":
-        return Times(self.prefill_s / 2, self.draft_s / 2, self.verify_s / 2, self.total_s / 2)
+    def halved(self) -> "PhaseTimes":
+        """Return half of each time: the mean of two runs from their sum."""
+        return PhaseTimes(self.prefill_s / 2, self.draft_s / 2, self.verify_s / 2, self.total_s / 2)
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,23 @@ class Statistics:
     """Counts of one prompt's iterations, and the times of the batch that it ran in."""
 
     tokens: int
-    """New tokens kept, the one that prefill yields included."""
+    """New tokens, the one that prefill emits included."""
     emitted: int
-    """New tokens kept that iterations yielded."""
+    """New tokens that iterations emitted."""
     iterations: int
     drafted: int
     accepted: int
-    """Draft tokens kept."""
+    """Draft tokens accepted and emitted."""
     tar: float
-    """emitted / iterations; 0 where there was no iteration."""
+    """emitted / iterations; 0 without an iteration."""
     acceptance_rate: float
-    """accepted / drafted; 0 where nothing was drafted."""
+    """accepted / drafted; 0 if nothing was drafted."""
     acceptance_histogram: tuple[int, ...]
-    """How many iterations kept 0, 1, … draft tokens."""
+    """Numbers of iterations that accepted 0, 1, … draft tokens."""
     proposal_histogram: tuple[int, ...]
-    """How many iterations proposed 0, 1, … draft tokens, one behind the other."""
+    """Numbers of iterations whose proposals were 0, 1, … draft tokens deep."""
     acceptance_by_position: tuple[float, ...]
-    """Share of the iterations that proposed at least 1, 2, … draft tokens, of those that kept as many."""
+    """Share of accepted proposals at depth 1, 2, …: iterations that accepted at least n tokens / that proposed n."""
     prefill_s: float
     draft_s: float
     verify_s: float
@@ -76,13 +77,15 @@ class Statistics:
         drafted: int,
         histogram: Sequence[int],
         proposed: Sequence[int],
-        times: Times,
+        times: PhaseTimes,
     ) -> "Statistics":
-        """Everything that follows from the counts; `histogram` and `proposed` have an entry for 0 to lookahead tokens:
-        iterations that kept so many, and that proposed so many.
+        """Compute the statistics that follow from the counts.
+
+        `histogram` and `proposed` are acceptance and proposal histogram, with entries for 0 to
+        lookahead tokens.
         """
         iterations = sum(histogram)
-        accepted = sum(count * kept for kept, count in enumerate(histogram))
+        accepted = sum(count * tokens_accepted for tokens_accepted, count in enumerate(histogram))
         decode_s = times.total_s - times.prefill_s
         return cls(
             tokens=tokens,
@@ -95,7 +98,7 @@ class Statistics:
             acceptance_histogram=tuple(histogram),
             proposal_histogram=tuple(proposed),
             acceptance_by_position=tuple(
-                _ratio(sum(histogram[place:]), sum(proposed[place:])) for place in range(1, len(histogram))
+                _ratio(sum(histogram[depth:]), sum(proposed[depth:])) for depth in range(1, len(histogram))
             ),
             prefill_s=times.prefill_s,
             draft_s=times.draft_s,
@@ -108,11 +111,11 @@ class Statistics:
         )
 
     @property
-    def times(self) -> Times:
-        return Times(self.prefill_s, self.draft_s, self.verify_s, self.total_s)
+    def times(self) -> PhaseTimes:
+        return PhaseTimes(self.prefill_s, self.draft_s, self.verify_s, self.total_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Our names, and vLLM's for what it reports too."""
+        """Return all fields under our names, and under vLLM's names those that it reports too."""
         return asdict(self) | {
             "mean_acceptance_length": self.tar,
             "draft_acceptance_rate": self.acceptance_rate,
@@ -123,8 +126,11 @@ class Statistics:
 
 
 def total(prompts: Sequence[Statistics], *, one_batch: bool) -> Statistics:
-    """Several prompts as one: quotients of sums. The rows of one batch share its times, separate runs add theirs."""
-    kept = zip_longest(*(prompt.acceptance_histogram for prompt in prompts), fillvalue=0)
+    """Combine the statistics of several prompts: ratios are those of the sums.
+
+    The rows of one batch share its times; the times of separate runs are added.
+    """
+    accepted = zip_longest(*(prompt.acceptance_histogram for prompt in prompts), fillvalue=0)
     proposed = zip_longest(*(prompt.proposal_histogram for prompt in prompts), fillvalue=0)
     times = prompts[0].times
     for prompt in () if one_batch else prompts[1:]:
@@ -133,7 +139,7 @@ def total(prompts: Sequence[Statistics], *, one_batch: bool) -> Statistics:
         tokens=sum(prompt.tokens for prompt in prompts),
         emitted=sum(prompt.emitted for prompt in prompts),
         drafted=sum(prompt.drafted for prompt in prompts),
-        histogram=[sum(counts) for counts in kept],
+        histogram=[sum(counts) for counts in accepted],
         proposed=[sum(counts) for counts in proposed],
         times=times,
     )

@@ -1,7 +1,12 @@
-"""The rules that decide what is emitted. Pure tensor code: nothing else in the package accepts or rejects a token, but
-kernels that are tested to do the same (`gpu_choice`, and greedily `commit_greedy` of kernels/cpu.c).
+"""The rules that decide what is emitted, in pure tensor code.
 
-Shapes: B rows, d lookahead, V vocabulary. Position j of p is the target's law of the token that follows proposal j - 1.
+Nothing else in the package accepts or rejects a token, except for kernels that are tested to do the
+same: `gpu_choice`, and `settle` of kernels/cpu.c for greedy decoding.
+
+Shapes: B rows, d lookahead, V vocabulary, N nodes of a tree with node 0. p[:, j] is the target's
+distribution of the token at draft position j, given the j draft tokens before it; p[:, d] is that
+of the token behind all of them. q[:, j] is the draft's distribution of the same token, and must be
+the very one that the draft token was drawn from.
 """
 
 from dataclasses import dataclass, replace
@@ -14,39 +19,40 @@ from shallowdraft.decoding.sampling import Samplings, draw, probabilities, witho
 from shallowdraft.models.tree import PlacedTree
 from shallowdraft.runs.sampling import Sampling
 
-BISECTIONS = 16
+BISECTIONS = 16  # of an interval of length < k in `k_seq`: its error is below k / 65,536
 
 Rule = Literal["token", "block"]
-"""How sampled proposals are judged: token by token, or all together, which accepts more."""
+"""How sampled proposals are judged: token by token, or as a block, which accepts more."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens [B, d] and, when sampling, the very distributions [B, d, V] they were drawn from."""
+    """Draft tokens [B, d] and, when sampling, the very distributions [B, d, V] they were drawn from."""
 
     tokens: Tensor
     q: Tensor | None = None
     largest: Tensor | None = None
-    """[B, d] the largest logit behind each: no number if any was none."""
+    """[B, d] The draft's largest logit at each token; not finite if any of its logits was NaN or infinite."""
     tree: PlacedTree | None = None
-    """Where tokens branch: they are its nodes from 1 on, and q [B, N, V] is what the children of each are drawn from,
-    one after the other, none twice."""
+    """The tree whose nodes from 1 on are `tokens` [B, N - 1]. q [B, N, V] then holds the distribution from which the
+    children of each node were drawn, one after the other, none twice."""
     independent: bool = False
-    """Whether the tree is several chains, each drawn without a look at the others."""
+    """Whether the tree is several chains, each drawn independently of the others."""
     confidence: Tensor | None = None
-    """[B, d] the draft's own probability of each token, where it is asked for."""
+    """[B, d] The draft's own probability of each token, if its drafter needs it to stop early."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of `tokens` [B, d + 1] the first `accepted` [B] are the draft's, the next is the target's, the rest void."""
+    """The emitted tokens [B, d + 1]: first the accepted draft tokens, then one of the target's; the rest is void."""
 
     tokens: Tensor
     accepted: Tensor
-    sound: Tensor
-    """[B] whether every logit and probability was a number; a row that is not sound must not be emitted."""
+    """[B] The number of accepted draft tokens."""
+    finite: Tensor
+    """[B] Whether every logit and probability that decided a token was finite; else the row must not be emitted."""
     path: Tensor | None = None
-    """[B, d] of a tree, the nodes that were accepted; those behind them stand where they are."""
+    """[B, d] The accepted nodes of a tree; entries behind the last one leave the cache's slots as they are."""
 
 
 def verify(
@@ -57,40 +63,49 @@ def verify(
     last: Tensor,
     rule: Rule = "token",
 ) -> Verdict:
-    """Judge a proposal by the target's logits [B, d + 1, V]; `coins` [B, d] and `last` [B] are uniform in [0, 1)."""
+    """Judge a proposal by the target's logits [B, d + 1, V].
+
+    `coins` [B, d] decide acceptance and `last` [B] the target's token; both are uniform in [0, 1).
+    """
     if proposal.tree is not None:
-        return _both_sound(_verify_tree(logits, proposal, proposal.tree, sampling, coins, last), proposal)
+        return _with_draft_finite(_verify_tree(logits, proposal, proposal.tree, sampling, coins, last), proposal)
     if sampling.greedy:
         return verify_choice(*logits.max(-1), proposal)
     p = probabilities(logits, sampling)
     q = proposal.q if proposal.q is not None else p[:, :0]
     judge = verify_block if rule == "block" else verify_sampled
-    return _both_sound(judge(p, q, proposal.tokens, coins, last), proposal)
+    return _with_draft_finite(judge(p, q, proposal.tokens, coins, last), proposal)
 
 
 def verify_choice(best: Tensor, choice: Tensor, proposal: Proposal) -> Verdict:
     """Judge a proposal by the target's largest logits and their tokens, [B, d + 1] each."""
-    return _both_sound(verify_greedy(best, choice, proposal.tokens), proposal)
+    return _with_draft_finite(verify_greedy(best, choice, proposal.tokens), proposal)
 
 
 def verify_greedy(best: Tensor, choice: Tensor, proposed: Tensor) -> Verdict:
     """Accept while the proposal is the target's most likely token."""
     accepted = (proposed == choice[:, :-1]).cumprod(1).sum(1)
-    return Verdict(choice, accepted, _sound(best, accepted))
+    return Verdict(choice, accepted, _finite_until(best, accepted))
 
 
 def verify_sampled(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Tensor) -> Verdict:
-    """Speculative sampling (Leviathan et al. 2023): accept x with probability min(1, p(x) / q(x)); at the first
-    rejection draw from max(p - q, 0), after none from p. The law of what is emitted is p's, whatever q is.
+    """Judge token by token: speculative sampling (Leviathan et al. 2023).
+
+    Accept x with probability min(1, p(x) / q(x)); at the first rejection draw from max(p - q, 0),
+    after none from p. The law of what is emitted is p's, whatever q is.
     """
-    p_x, q_x = _of(p[:, :-1], proposed), _of(q, proposed)
+    p_x, q_x = _probability_of(p[:, :-1], proposed), _probability_of(q, proposed)
+    # Multiplied out, and strict: nothing is divided by 0, and a token with p = 0 is not accepted even by a coin of 0.
     accepted = (coins * q_x < p_x).cumprod(1).sum(1)
     return _with_next(p, q, proposed, accepted, torch.ones_like(p[:, :, 0]), last)
 
 
 def verify_block(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Tensor) -> Verdict:
-    """Block verification (Sun et al. 2024): accept the longest prefix whose own coin says so, by the ratio of its joint
-    probabilities; then draw from what that prefix leaves of p. The law is p's, and never is less accepted.
+    """Judge the proposal as a block: block verification (Sun et al. 2024).
+
+    Accept the longest prefix whose own coin says so, by the ratio of its joint probabilities; then
+    draw from what this prefix leaves of p. The law is p's, and on average at least as many tokens
+    are accepted as token by token.
     """
     joint, chance = block_chances(p, q, proposed)
     length = torch.arange(1, proposed.shape[1] + 1, device=p.device)
@@ -99,15 +114,20 @@ def verify_block(p: Tensor, q: Tensor, proposed: Tensor, coins: Tensor, last: Te
 
 
 def block_chances(p: Tensor, q: Tensor, proposed: Tensor) -> tuple[Tensor, Tensor]:
-    """The chance [B, d + 1] that a prefix or more of the proposal is accepted, and [B, d] that it is if not more is."""
-    ratio = _of(p[:, :-1], proposed) / _of(q, proposed)
+    """Compute the acceptance probabilities of block verification for the prefixes of 0 to d draft tokens.
+
+    Return the probability [B, d + 1] that at least this prefix is accepted, and, for the prefixes
+    of 1 to d tokens, the probability [B, d] that this prefix is accepted if no longer one is.
+    """
+    ratio = _probability_of(p[:, :-1], proposed) / _probability_of(q, proposed)
+    # Cut to 1 at each step, not at the end: probability that a prefix cannot use is lost to longer ones.
     reached = [torch.ones_like(p[:, 0, 0])]
     for step in range(proposed.shape[1]):
         reached.append((reached[-1] * ratio[:, step]).clamp(max=1))
     joint = torch.stack(reached, 1)
-    left = (joint[:, 1:-1, None] * p[:, 1:-1] - q[:, 1:]).clamp(min=0).sum(-1)
-    stays = left + 1 - joint[:, 1:-1]  # the chance that more is not accepted
-    chance = torch.where(stays > 0, left / stays, 1.0)
+    residual = (joint[:, 1:-1, None] * p[:, 1:-1] - q[:, 1:]).clamp(min=0).sum(-1)
+    not_longer = residual + 1 - joint[:, 1:-1]  # probability that no longer prefix is accepted
+    chance = torch.where(not_longer > 0, residual / not_longer, 1.0)
     return joint, torch.cat((chance, joint[:, 1:][:, -1:]), 1)
 
 
@@ -116,142 +136,154 @@ def _verify_tree(
 ) -> Verdict:
     if sampling.greedy:
         best, choice = logits.max(-1)
-        node = matched(tree, proposal.tokens, choice)
+        node = deepest_match(tree, proposal.tokens, choice)
         token = choice.gather(1, node[:, None])
     else:
         assert proposal.q is not None
         p = probabilities(logits, sampling)
         best = p.sum(-1)
-        walk = selected if proposal.independent else walked
-        node, token = walk(tree, p, proposal.q, proposal.tokens, coins, last)
+        descend = select_chain if proposal.independent else reject_recursively
+        node, token = descend(tree, p, proposal.q, proposal.tokens, coins, last)
     accepted, path = tree.depths[node], tree.paths[node]
     tokens = torch.nn.functional.pad(proposal.tokens.gather(1, path - 1), (0, 1)).scatter(1, accepted[:, None], token)
     on_path = torch.nn.functional.pad(path, (1, 0))
-    return Verdict(tokens, accepted, _sound(best.gather(1, on_path), accepted), path)
+    return Verdict(tokens, accepted, _finite_until(best.gather(1, on_path), accepted), path)
 
 
-def matched(tree: PlacedTree, tokens: Tensor, choice: Tensor) -> Tensor:
-    """Nodes with tokens [B, N - 1], and what the target chose after each [B, N] -> the deepest node [B] reached by its
-    choices.
+def deepest_match(tree: PlacedTree, tokens: Tensor, choice: Tensor) -> Tensor:
+    """Find the deepest node [B] that is reached by the target's choices.
+
+    `tokens` [B, N - 1] are those of the nodes from 1 on, `choice` [B, N] the target's after every
+    node.
     """
     hit = torch.nn.functional.pad(tokens == choice[:, tree.parents[1:]], (1, 0), value=True)
-    reached = hit
+    reached = hit  # after n rounds: whether the last n + 1 steps to the node are the target's choices
     for _ in range(tree.tree.depth - 1):
         reached = hit & reached[:, tree.parents]
     return (reached * (tree.depths + 1)).argmax(1)
 
 
-def walked(
+def reject_recursively(
     tree: PlacedTree, p: Tensor, q: Tensor, tokens: Tensor, coins: Tensor, last: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Recursive rejection: down the tree from node 0, at each node its children one after the other, with what the ones
-    before have left of the two laws p and q [B, N, V] -> the node reached [B], and a token [B, 1] drawn there.
+    """Descend from node 0 by recursive rejection; return the node reached [B] and a token [B, 1] drawn there.
 
-    The first child is judged as a single proposal would be; any further one can only add. The law is p's.
+    At each node its children are judged one after the other, each by what rejected siblings leave
+    of the target's distribution p [B, N, V] and of the draft's q [B, N, V]. The first child is
+    judged as a single proposal would be; further children can only add to acceptance. The law is
+    p's.
     """
     row = torch.arange(len(p), device=p.device)
     node = torch.zeros_like(row)
-    law, going = p[:, 0], torch.ones_like(row, dtype=torch.bool)
+    # What is left of p at the node, and whether the descent goes on below it.
+    target, going = p[:, 0], torch.ones_like(row, dtype=torch.bool)
     for _ in range(tree.tree.depth):
-        draft, moved, at = q[row, node], torch.zeros_like(going), node
-        for child in tree.children[node].T:
-            asked = going & ~moved & (child > 0)
+        draft, moved, reached = q[row, node], torch.zeros_like(going), node
+        for child in tree.children[node].T:  # [B] the next child of each row's node; 0 if it has no more
+            judged = going & ~moved & (child > 0)
             token = tokens[row, (child - 1).clamp(min=0)][:, None]
             coin = coins[row, (child - 1).clamp(min=0)][:, None]
             drawn = draft.gather(1, token)
-            asked = asked & (drawn > 0).squeeze(1)  # a law with too few tokens for all children
-            taken = asked & (coin * drawn < law.gather(1, token)).squeeze(1)
-            moved, at = moved | taken, torch.where(taken, child, at)
-            turned = (asked & ~taken)[:, None]
-            law = torch.where(turned, _left(law, draft), law)
-            draft = torch.where(turned, without(draft, token), draft)
-        node, going = at, moved
-        law = torch.where(moved[:, None], p[row, node], law)
-    return node, draw(law, last)[:, None]
+            judged = judged & (drawn > 0).squeeze(1)  # a distribution may have fewer tokens than there are children
+            taken = judged & (coin * drawn < target.gather(1, token)).squeeze(1)
+            moved, reached = moved | taken, torch.where(taken, child, reached)
+            rejected = (judged & ~taken)[:, None]
+            target = torch.where(rejected, _residual(target, draft), target)
+            draft = torch.where(rejected, without(draft, token), draft)  # siblings are drawn without replacement
+        node, going = reached, moved
+        target = torch.where(moved[:, None], p[row, node], target)
+    return node, draw(target, last)[:, None]
 
 
-def selected(
+def select_chain(
     tree: PlacedTree, p: Tensor, q: Tensor, tokens: Tensor, coins: Tensor, last: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """SpecTr's k-SEQ (Sun et al. 2023): of chains drawn independently, at each depth the first whose token x passes
-    with probability min(1, p(x) / (r q(x))); those with another token there drop out. As `walked`.
+    """Descend several independent chains by SpecTr's k-SEQ (Sun et al. 2023); return as `reject_recursively` does.
 
-    r grows with the chains still in: it is what makes all of them together accept as much as can be. The law is p's.
+    At each depth take the first chain whose token x passes, with probability min(1, p(x) / r q(x));
+    chains with another token there drop out. r grows with the chains still in: it is the value at
+    which all of them together are accepted as often as possible. The law is p's.
     """
     count, depth = len(tree.tree.children[0]), tree.tree.depth
     row = torch.arange(len(p), device=p.device)
-    node, law = torch.zeros_like(row), p[:, 0]
+    node, target = torch.zeros_like(row), p[:, 0]
     going, alive = torch.ones_like(row, dtype=torch.bool), torch.ones_like(tokens[:, :count], dtype=torch.bool)
     for level in range(depth):
-        here = slice(level * count, (level + 1) * count)
-        draft, offered = q[row, node], tokens[:, here]
-        strictness, accepted = k_seq(law, draft, alive.sum(1))
-        odds = coins[:, here] * strictness[:, None] * draft.gather(1, offered)
-        passing = alive & going[:, None] & (odds < law.gather(1, offered))
+        # Node 1 + level * count + c is that of chain c at this depth; tokens and coins begin with node 1.
+        nodes = slice(level * count, (level + 1) * count)
+        draft, offered = q[row, node], tokens[:, nodes]
+        strictness, accepted = k_seq(target, draft, alive.sum(1))
+        odds = coins[:, nodes] * strictness[:, None] * draft.gather(1, offered)
+        passing = alive & going[:, None] & (odds < target.gather(1, offered))
         first, going_on = passing.to(torch.uint8).argmax(1), passing.any(1)
-        rest = (law - accepted).clamp(min=0)
-        total = rest.sum(1, keepdim=True)
-        left = torch.where((going & ~going_on)[:, None] & (total > 0), rest / total, law)
+        # If no chain passes: p less what the chains would have accepted, normalised.
+        residual = (target - accepted).clamp(min=0)
+        total = residual.sum(1, keepdim=True)
+        rejected = torch.where((going & ~going_on)[:, None] & (total > 0), residual / total, target)
         node = torch.where(going_on, 1 + level * count + first, node)
         alive = torch.where(going_on[:, None], alive & (offered == offered.gather(1, first[:, None])), alive)
-        law, going = torch.where(going_on[:, None], p[row, node], left), going_on
-    return node, draw(law, last)[:, None]
+        target, going = torch.where(going_on[:, None], p[row, node], rejected), going_on
+    return node, draw(target, last)[:, None]
 
 
-def k_seq(law: Tensor, draft: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """For `count` [B] tokens drawn from laws draft [B, V]: r [B], and what of law [B, V] they then account for.
+def k_seq(target: Tensor, draft: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute r [B] of k-SEQ, and the probability [B, V] with which each token is then accepted.
 
-    r is the smallest, up to rounding, for which no token is accepted more often than law has it.
+    `count` [B] tokens are drawn from the draft's distribution [B, V] and judged by the target's
+    [B, V]. r is the smallest value, up to rounding, for which no token is accepted more often than
+    the target has it.
     """
-    low, high = torch.ones_like(law[:, 0]), count.to(law.dtype)
+    low, high = torch.ones_like(target[:, 0]), count.to(target.dtype)
 
     def passing(strictness: Tensor) -> tuple[Tensor, Tensor]:
-        """The chance that one passes, and that any does."""
-        one = torch.minimum(law / strictness[:, None], draft).sum(1)
-        return one, 1 - (1 - one).clamp(min=0) ** count
+        """Return the probability that a given token passes, and that any of them does."""
+        p_single = torch.minimum(target / strictness[:, None], draft).sum(1)
+        return p_single, 1 - (1 - p_single).clamp(min=0) ** count
 
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        one, some = passing(middle)
-        enough = middle * one >= some
+        p_single, p_any = passing(middle)
+        enough = middle * p_single >= p_any  # then each token is accepted at most as often as the target has it
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    one, some = passing(high)
-    each = some / one.clamp(min=torch.finfo(law.dtype).tiny)
-    return high, torch.minimum(law / high[:, None], draft) * each[:, None]
+    p_single, p_any = passing(high)
+    # Any token passes with probability `p_any`; one that does is x with probability min(target / r, draft) / p_single.
+    each = p_any / p_single.clamp(min=torch.finfo(target.dtype).tiny)
+    return high, torch.minimum(target / high[:, None], draft) * each[:, None]
 
 
-def _left(law: Tensor, draft: Tensor) -> Tensor:
-    """max(law - draft, 0) as a law; `law` itself where nothing is left, which has probability zero."""
-    rest = (law - draft).clamp(min=0)
-    total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, rest / total, law)
+def _residual(target: Tensor, draft: Tensor) -> Tensor:
+    """Normalise max(target - draft, 0); where it is zero, which has probability zero, return `target` itself."""
+    residual = (target - draft).clamp(min=0)
+    total = residual.sum(-1, keepdim=True)
+    return torch.where(total > 0, residual / total, target)
 
 
-def _of(laws: Tensor, tokens: Tensor) -> Tensor:
-    """Laws [B, d, V] -> the probability [B, d] of each token."""
-    return laws.gather(2, tokens[..., None]).squeeze(2)
+def _probability_of(p: Tensor, tokens: Tensor) -> Tensor:
+    """Return the probability [B, d] that distributions [B, d, V] give to each token [B, d]."""
+    return p.gather(2, tokens[..., None]).squeeze(2)
 
 
 def _with_next(p: Tensor, q: Tensor, proposed: Tensor, accepted: Tensor, joint: Tensor, last: Tensor) -> Verdict:
-    """Add the token that follows what was accepted, drawn from max(joint * p - q, 0)."""
+    """Add the token behind the accepted ones, drawn from max(joint * p - q, 0); `joint` is [B, d + 1]."""
     row = torch.arange(len(p), device=p.device)
     p_next = p[row, accepted]
     q_next = torch.nn.functional.pad(q, (0, 0, 0, 1))[row, accepted]  # after d acceptances there is no q to subtract
     residual = (joint[row, accepted, None] * p_next - q_next).clamp(min=0)
-    # p = q up to rounding leaves nothing; a rejection then has probability zero, and p is the right law.
+    # If p = q up to rounding nothing is left; a rejection then has probability zero, and p is right.
     empty = residual.sum(-1, keepdim=True) <= 0
     token = draw(torch.where(empty, p_next, residual), last)
     tokens = torch.nn.functional.pad(proposed, (0, 1)).scatter(1, accepted[:, None], token[:, None])
-    return Verdict(tokens, accepted, _sound(p.sum(-1), accepted))
+    return Verdict(tokens, accepted, _finite_until(p.sum(-1), accepted))
 
 
-def _both_sound(verdict: Verdict, proposal: Proposal) -> Verdict:
+def _with_draft_finite(verdict: Verdict, proposal: Proposal) -> Verdict:
+    """Also mark rows as not finite in which a logit of the draft was not finite."""
     if proposal.largest is None:
         return verdict
-    return replace(verdict, sound=verdict.sound & proposal.largest.isfinite().all(1))
+    return replace(verdict, finite=verdict.finite & proposal.largest.isfinite().all(1))
 
 
-def _sound(numbers: Tensor, accepted: Tensor) -> Tensor:
-    """Whether one number a position [B, d + 1] is finite wherever it decided a token; behind those it is void."""
+def _finite_until(numbers: Tensor, accepted: Tensor) -> Tensor:
+    """Tell whether each row's numbers [B, d + 1] are finite up to the target's token; those behind it are void."""
     void = torch.arange(numbers.shape[1], device=numbers.device) > accepted[:, None]
     return (numbers.isfinite() | void).all(1)

@@ -7,7 +7,7 @@ V vocabulary, d proposed tokens.
 import copy
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +62,6 @@ class Decoder(nn.Module):
             self.tie()
         self.native: native.NativeLayers | None = None
         self.fused: fused.FusedLayers | None = None
-        self.kept: dict[Any, Any] = {}
-        """Cached engines."""
         self.packing: Packing = "none"
         self.origin: tuple[str, str | torch.dtype, str, bool] | None = None
         """Arguments it was loaded with: path, dtype, device, whether it is to be trained."""
@@ -254,13 +252,8 @@ class Decoder(nn.Module):
                 "a packed decoder cannot be moved or cast; load it again with the dtype and device that you need"
             )
         self.fused = None
-        self.kept.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without cached engines: CUDA graphs cannot be copied."""
-        return {**self.__dict__, "kept": {}}
 
     def dense_state(self) -> dict[str, Tensor]:
         """Return every parameter under its name in the layout, in its usual form, whether it is packed or not."""

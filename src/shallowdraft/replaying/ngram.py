@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shallowdraft.decoding.drafters.ngram import earlier, onward, worth, written
+from shallowdraft.decoding.drafters.ngram import continuation, copy_length, longest_match, to_text
 from shallowdraft.replaying.result import Counted
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.trace import Output, Trace
@@ -29,10 +29,10 @@ def replay_ngram(trace: Trace, lookaheads: Sequence[int], *, whole: bool = False
 
 def _copies(output: Output, longest: int) -> list[tuple[int, int]]:
     """Of every place behind the first token: how many tokens are worth copying there, and how many would be right."""
-    text, found = written(output.prompt + output.output), []
+    text, found = to_text(output.prompt + output.output), []
     for length in range(len(output.prompt) + 1, len(text)):
-        start, matched = earlier(text[:length])
+        start, matched = longest_match(text[:length])
         ahead = [ord(token) for token in text[length : length + longest]]
-        right = np.equal(onward(text[:length], start, len(ahead)), ahead)
-        found.append((worth(text[:length], start, matched), int(right.cumprod().sum())))
+        right = np.equal(continuation(text[:length], start, len(ahead)), ahead)
+        found.append((copy_length(text[:length], start, matched), int(right.cumprod().sum())))
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.generate import Run
+from shallowdraft.decoding.generate import BatchRun
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.sampling import probabilities
 from shallowdraft.errors import RecordError
@@ -69,7 +69,7 @@ def _continued(target: Model, rows: list[Output], max_new_tokens: int, sampling:
     """Yield the rows with their new tokens, and the log-probabilities of those if they were drawn."""
     streams = [row.stream for row in rows]
     settings = Settings(max_new_tokens=max_new_tokens, **asdict(sampling), streams=streams)
-    results = Run(target, [row.prompt for row in rows], settings).finish()
+    results = BatchRun(target, [row.prompt for row in rows], settings).finish()
     for row, result in zip(rows, results, strict=True):
         output = replace(row, output=result.token_ids)
         if not sampling.greedy:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from shallowdraft.decoding.batch import Batch
 from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.results import FinishReason
-from shallowdraft.decoding.rows import Row
+from shallowdraft.decoding.rows import GeneratedRow
 from shallowdraft.errors import ShallowdraftError
 from shallowdraft.serving.metrics import Metrics
 from shallowdraft.serving.worker import Worker
@@ -60,7 +60,7 @@ class Scheduler:
     def __init__(self, new_batch: Callable[[], Batch], max_rows: int, max_waiting: int, metrics: Metrics) -> None:
         self._new_batch, self._max_rows, self._max_waiting, self._metrics = new_batch, max_rows, max_waiting, metrics
         self._batch = new_batch()
-        self._running: dict[Row, ServedPrompt] = {}  # changed by the engine's thread alone
+        self._running: dict[GeneratedRow, ServedPrompt] = {}  # changed by the engine's thread alone
         self._waiting: deque[ServedPrompt] = deque()
         self._prefilling = False  # a prompt that has left the queue and has no row yet
         self._changed = threading.Condition()  # held to change the queue or `stopping`
@@ -172,13 +172,13 @@ class Scheduler:
             return
         self._batch.step()
         for row, prompt in list(self._running.items()):  # a copy, since a row that has ended is removed
-            if row.sound:
+            if row.finite:
                 self._metrics.count_iteration(row.accepted_by_iteration[-1])
             self._send_update(row, prompt)
 
-    def _send_update(self, row: Row, prompt: ServedPrompt) -> None:
+    def _send_update(self, row: GeneratedRow, prompt: ServedPrompt) -> None:
         """Send the text that is new, and remove a row that has ended."""
-        if not row.sound:
+        if not row.finite:
             self._remove([row])
             prompt.notify(Update(error="the models produced NaN or infinite logits"))
             return
@@ -191,7 +191,7 @@ class Scheduler:
             self._metrics.count_finish(row.finish_reason, time.perf_counter() - prompt.begin_s)
         prompt.notify(Update(text, row.finish_reason, len(row.tokens)))
 
-    def _remove(self, rows: Sequence[Row]) -> None:
+    def _remove(self, rows: Sequence[GeneratedRow]) -> None:
         self._batch.leave(rows)
         for row in rows:
             del self._running[row]

@@ -25,7 +25,7 @@ from shallowdraft.decoding.divergence import explain
 from shallowdraft.decoding.generate import generate
 from shallowdraft.decoding.options import Options
 from shallowdraft.decoding.results import Generation
-from shallowdraft.decoding.timing import state_of
+from shallowdraft.decoding.timing import current_state
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record
@@ -153,7 +153,7 @@ def _attempts(runs: Sequence[LiveRun], outputs: Sequence[Output]) -> dict[RunKey
 def _plain_state(target: Model, output: Output, max_new_tokens: int) -> MachineState:
     """Decode plainly, and return the state of the machine."""
     stats = _decode(target, output, {"max_new_tokens": max_new_tokens}).stats
-    return state_of(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
+    return current_state(target, (stats.total_s - stats.prefill_s) / max(1, stats.emitted))
 
 
 def _decode(target: Model, output: Output, options: Options) -> Generation:

@@ -1,1 +1,1 @@
-"""What proposes tokens: one file per kind of drafter."""
+"""Drafters, which propose tokens: one file for each kind."""

@@ -2,7 +2,7 @@
 
 What a drafter proposes decides the speed of decoding, never the distribution of its output.
 
-Shapes: B rows, d lookahead, V the target's vocabulary, S slots of the token buffer.
+Shapes: B rows, d lookahead, C width of the target's hidden states.
 """
 
 from typing import Protocol
@@ -15,28 +15,29 @@ from shallowdraft.models.cache import KVCache
 
 
 class Drafter(Protocol):
-    """Proposes up to `lookahead` tokens an iteration."""
+    """Proposes up to `lookahead` tokens an iteration, one behind the other or as a tree of that depth."""
 
     lookahead: int
     nodes: int
-    """How many tokens it proposes for that: more where they branch."""
+    """Tokens that it proposes in all: more than the lookahead if they branch."""
 
     def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
         """Read the prompts, once, before the first iteration.
 
-        The target has: `cache` is its cache, and `hidden` [B, C] its hidden state behind each.
+        The target has read them: `cache` is its KV cache, `hidden` [B, C] its hidden state at each
+        prompt's last token.
         """
 
     def propose(self, state: State, uniforms: Tensor, missed: int) -> Proposal:
-        """Continue every row by d tokens; `uniforms` [B, d] are the draws to use.
+        """Continue every row by d tokens, drawn with `uniforms` [B, d].
 
-        Iterations were `missed` since it was last asked; each added one token to every row.
+        `missed` iterations took place since the last call; each added one token to every row.
         """
 
     def keep(self, base: Tensor, path: Tensor, hidden: Tensor) -> None:
-        """Of its tree behind positions base [B], the nodes of path [B, d] are the text now.
+        """Commit the accepted nodes `path` [B, d] of its last tree, whose node 0 stands at positions `base` [B].
 
-        `hidden` [B, C] is the target's hidden state behind the last of them that was accepted.
+        `hidden` [B, C] is the target's hidden state at the last accepted node.
         """
 
 

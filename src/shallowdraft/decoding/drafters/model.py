@@ -1,44 +1,50 @@
-"""A draft model that decodes one token after the other."""
+"""A draft model that proposes one token after the other.
 
-import copy
+Shapes: B rows, d lookahead, V the target's vocabulary.
+"""
 
 import torch
 from torch import Tensor
 
-from shallowdraft.decoding.sampling import Samplings, drawn, in_vocabulary
+from shallowdraft.decoding.drafters.drafter import Drafter, NoDrafter
+from shallowdraft.decoding.options import Settings
+from shallowdraft.decoding.sampling import Samplings, draw_from_logits, in_vocabulary
 from shallowdraft.decoding.state import State, fill
 from shallowdraft.decoding.verification import Proposal
+from shallowdraft.errors import OptionError
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.model import Model, check_vocabulary
 from shallowdraft.runs.sampling import Sampling
+from shallowdraft.shapes.shape import require_one_kind
 
 
 class ModelDrafter:
-    """A smaller model that decodes ahead with a cache of its own, as far as it may or as long as it is confident.
+    """A draft model that decodes ahead with a KV cache of its own, up to the lookahead or while it is confident.
 
-    With `min_confidence` it goes on only while its own probability of its last token is at least
-    that, in some row. That token is proposed all the same: to leave out a token because of what was
-    drawn would change the law of the text.
+    With `min_confidence` it continues only while its own probability of its last token is at least
+    that, in at least one row. The token itself is proposed all the same: leaving out a token
+    because of what was drawn would change the distribution of the text.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         lookahead: int,
-        sampling: Sampling,
+        sampling: Sampling | Samplings,
         target_vocab: int,
         min_confidence: float | None = None,
     ) -> None:
         self.decoder, self.lookahead, self.min_confidence = decoder, lookahead, min_confidence
-        self.sampling: Sampling | Samplings = sampling
+        self.sampling = sampling
         self.nodes = lookahead
         self._vocab = target_vocab
         self.cache: KVCache | None = None
 
-    def of(self, sampling: Samplings, cache: KVCache) -> "ModelDrafter":
-        """The same model for other rows."""
-        batch = copy.copy(self)
-        batch.sampling, batch.cache = sampling, cache
+    def for_batch(self, sampling: Samplings, cache: KVCache) -> "ModelDrafter":
+        """Create a drafter with the same model for other rows, which the draft has read into `cache`."""
+        batch = ModelDrafter(self.decoder, self.lookahead, sampling, self._vocab, self.min_confidence)
+        batch.cache = cache
         return batch
 
     def prefill(self, state: State, cache: KVCache, hidden: Tensor) -> None:
@@ -52,33 +58,59 @@ class ModelDrafter:
         assert self.cache is not None
         greedy = self.sampling.greedy
         if greedy and self.min_confidence is None:
-            proposed, best = self.decoder.decode(tokens, positions, self.cache, state.span, steps, self._vocab)
-            return Proposal(proposed, None, best)
-        drafted, largest, laws, confidence = [], [], [], []
+            proposed, largest = self.decoder.decode(tokens, positions, self.cache, state.span, steps, self._vocab)
+            return Proposal(proposed, None, largest)
+        drafted, largest_logits, q, confidence = [], [], [], []
         for step in range(steps):
             hidden = self.decoder(tokens, positions, self.cache, state.span)
             logits = self.decoder.head(hidden[:, -1])
             if greedy:
-                law = in_vocabulary(logits, self._vocab).float().softmax(-1)
+                q_step = in_vocabulary(logits, self._vocab).float().softmax(-1)
                 best, token = logits[:, : self._vocab].max(-1)
             else:
-                law, token, best = drawn(logits, self.sampling, self._vocab, uniforms[:, step])
-            laws.append(law)
+                q_step, token, best = draw_from_logits(logits, self.sampling, self._vocab, uniforms[:, step])
+            q.append(q_step)
             drafted.append(token)
-            largest.append(best)
+            largest_logits.append(best)
             tokens, positions = token[:, None], positions[:, -1:] + 1
             if self.min_confidence is not None:
-                confidence.append(law.gather(1, tokens))
+                confidence.append(q_step.gather(1, tokens))
                 if bool((confidence[-1] < self.min_confidence).all()):
                     break
-        q = None if greedy else torch.stack(laws, 1)
-        sure = torch.cat(confidence, 1) if confidence else None
-        return Proposal(torch.stack(drafted, 1), q, torch.stack(largest, 1), confidence=sure)
+        return Proposal(
+            torch.stack(drafted, 1),
+            None if greedy else torch.stack(q, 1),
+            torch.stack(largest_logits, 1),
+            confidence=torch.cat(confidence, 1) if confidence else None,
+        )
 
     def _unread(self, state: State, missed: int) -> tuple[Tensor, Tensor]:
-        # The last two tokens, always: after a fully accepted iteration the cache lacks the last draft token.
+        """Return the committed tokens that the draft has not read yet, and their positions."""
+        # Always the last two: after a fully accepted iteration the cache lacks the last draft token.
         return state.tail(2 + missed)
 
     def keep(self, base: Tensor, path: Tensor, hidden: Tensor) -> None:
         assert self.cache is not None
         self.cache.keep(base, path)
+
+
+def create(target: Model, settings: Settings) -> Drafter:
+    """Create a drafter for the draft model; without one, plain decoding."""
+    if settings.draft is None:
+        return NoDrafter()
+    require_fitting_draft(target, settings.draft)
+    return ModelDrafter(
+        settings.draft.decoder,
+        settings.longest_lookahead,
+        settings.sampling,
+        target.shape.vocab,
+        settings.min_confidence,
+    )
+
+
+def require_fitting_draft(target: Model, draft: Model) -> None:
+    """Refuse a draft model of another vocabulary, kind or device than the target's."""
+    check_vocabulary(target, draft).require()
+    require_one_kind(target.shape, draft.shape)
+    if draft.device != target.device:
+        raise OptionError(f"the target is on {target.device} and the draft on {draft.device}; load both on one device")

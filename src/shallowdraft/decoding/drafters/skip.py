@@ -4,17 +4,20 @@ from collections.abc import Collection
 
 from torch import Tensor
 
+from shallowdraft.decoding.drafters.drafter import Drafter
 from shallowdraft.decoding.drafters.model import ModelDrafter
+from shallowdraft.decoding.options import Settings
 from shallowdraft.decoding.state import State
 from shallowdraft.models.cache import KVCache
 from shallowdraft.models.decoder import Decoder
+from shallowdraft.models.model import Model
 from shallowdraft.runs.sampling import Sampling
 
 
 class SkipDrafter(ModelDrafter):
-    """The target itself without some of its parts: no second model, and no second cache.
+    """The target itself without some of its parts: no second model, and no second KV cache.
 
-    What it writes to the cache for the tokens it proposes, verification overwrites.
+    What it writes to the cache for draft tokens, verification overwrites.
     """
 
     def __init__(
@@ -35,5 +38,11 @@ class SkipDrafter(ModelDrafter):
 
 
 def early_exit(layers: int) -> frozenset[int]:
-    """What to skip where nothing was searched for: the second half of the layers."""
+    """Return the parts to skip by default: the second half of the layers."""
     return frozenset(range(2 * -(-layers // 2), 2 * layers))
+
+
+def create(target: Model, settings: Settings) -> Drafter:
+    """Create a drafter that is the target without the parts that the settings name."""
+    skips = early_exit(target.shape.layers) if settings.skips is None else settings.skips
+    return SkipDrafter(target.decoder, skips, settings.longest_lookahead, settings.sampling, settings.min_confidence)
