@@ -33,7 +33,7 @@ PROMPTS = [[5, 17, 3, 41] * 3, [60], [8] * 9]
         ({"greedy": True, "triton": True, "branching": True}, tree),
         ({"greedy": False, "branching": True}, tree),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_one_verifier_is_chosen(options: dict[str, object], expected: verifiers.Verifier):
     assert choose_verifier(**{"branching": False, "rule": "token", "triton": False} | options) is expected
