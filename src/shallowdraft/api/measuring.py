@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 StudyDrafter = Literal["model", "tree", "ngram", "skip", "medusa"]
 
-PROFILED_LOOKAHEADS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # times of the others lie between
+PROFILED_LOOKAHEADS = "1,2,3,4,5,6,8,12,16,24,32"  # times of the others lie between
 
 
 def record(
