@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shallowdraft.api.defaults import ALL_LOOKAHEADS
 from shallowdraft.api.inputs import (
-    ALL_LOOKAHEADS,
     Lookaheads,
     Names,
     as_list,

@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from shallowdraft.api.defaults import ServingEngine
 from shallowdraft.api.inputs import (
     Names,
     as_list,
@@ -26,7 +27,6 @@ from shallowdraft.runs.trace import Trace
 if TYPE_CHECKING:
     from shallowdraft.exporting.export import Exported
 
-ServingEngine = Literal["vllm", "sglang", "trtllm", "llama.cpp", "transformers"]
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 

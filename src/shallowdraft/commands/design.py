@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isinf
 from typing import TYPE_CHECKING
 
-from shallowdraft.api.inputs import ALL_LOOKAHEADS
+from shallowdraft.api.defaults import ALL_LOOKAHEADS
 from shallowdraft.commands.options import ClusterCommand, Json, Lookaheads, Name, Number, OptionalTrace, Target
 from shallowdraft.errors import OptionError
 

@@ -4,11 +4,12 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional
 
+from shallowdraft.api.defaults import ServingEngine
 from shallowdraft.commands.options import Command, Json, Name, OptionalLookahead, Target
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class ExportCommand(Command):
     draft: Annotated[Positional[str], tyro.conf.arg(metavar="DRAFT")]
     """Checkpoint folder, hub id or zoo name."""
     target: Target
-    engine: Literal["vllm", "sglang", "trtllm", "llama.cpp", "transformers"]
+    engine: ServingEngine
     """Who will serve them."""
     out: str
     """Folder to make."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shallowdraft.api.measuring import PROFILED_LOOKAHEADS
+from shallowdraft.api.defaults import PROFILED_LOOKAHEADS
 from shallowdraft.commands.options import DraftCommand, Drafts, Json, Lookaheads, Name, Rounds, Target
 
 if TYPE_CHECKING:

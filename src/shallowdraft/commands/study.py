@@ -5,8 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shallowdraft.api.inputs import ALL_LOOKAHEADS
-from shallowdraft.api.measuring import StudyDrafter
+from shallowdraft.api.defaults import ALL_LOOKAHEADS, StudyDrafter
 from shallowdraft.commands.options import (
     ClusterCommand,
     Drafts,
