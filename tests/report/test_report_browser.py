@@ -31,7 +31,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of two drafts with a hostile prompt, of twenty with everything, of several runs."""
+    """Reports of two drafts with a hostile prompt, of twenty drafts with everything, and of several runs."""
     folder = tmp_path_factory.mktemp("reports")
     evil = "document.title = 'owned'"
     image = f'<img src=x onerror="{evil}">'
@@ -54,7 +54,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def visit(chromium):
-    """A function that opens a page; whatever it complains of is an error at the end."""
+    """Return a function that opens a page; every message on the console is an error at the end."""
     complaints: list[str] = []
 
     def opened(path: Path, width: int = 1100, scheme: str = "light") -> Any:
@@ -118,7 +118,7 @@ def test_a_tooltip_opens(visit, reports):
     page.locator("#throughput svg .role-mark path").first.hover()
     tooltip = page.locator("#vg-tooltip-element.visible")
     tooltip.wait_for()
-    assert "tokens a second" in tooltip.text_content()
+    assert "tokens per second" in tooltip.text_content()
     assert "onerror" in tooltip.text_content()
     assert page.title() != "owned"
 

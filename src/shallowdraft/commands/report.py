@@ -45,14 +45,14 @@ class ReportCommand(Command):
 def write_report(folders: list[Path], out: Path, figures: str | None = None) -> Path:
     """Where it was written to."""
     try:
-        from shallowdraft.report.files import write_figures
-        from shallowdraft.report.page import make, render
+        from shallowdraft.report.figure_files import write_figures
+        from shallowdraft.report.page import make_page, render
     except ImportError as error:
         raise OptionError(MISSING) from error
     from shallowdraft.records import write_whole
     from shallowdraft.report.reading import read_run
 
-    page = make([read_run(folder) for folder in folders])
+    page = make_page([read_run(folder) for folder in folders])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, render(page))
     if figures:
