@@ -1,4 +1,4 @@
-"""The page of a run: whole runs, runs with parts missing, hostile text, two runs, bad input."""
+"""Tests of the page: whole runs, runs with parts missing, hostile text, several runs, bad input."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ ACCURACY = {
 
 
 def drawn(folder: Path) -> set[str]:
-    """Charts of a run's page, each compiled."""
+    """Return the ids of the charts on a run's page, after compiling each."""
     figures = make_page([read_run(folder)]).figures
     for figure in figures:
         vl_convert.vegalite_to_vega(figure.spec())
@@ -69,7 +69,7 @@ def test_twenty_drafts_on_six_sets_at_twelve_lookaheads_are_no_large_file(tmp_pa
     assert drawn(run) == CHARTS | {"latency", "accuracy"}
     html = render(make_page([read_run(run)]))
     assert len(html.encode()) < 5e6
-    assert "At width 128, a draft step of 4 layers takes 3.0 times that of 1." in html
+    assert "At width 128, a draft step takes 3.0 times as long with 4 layers as with 1." in html
     assert "The rank correlation of accuracy with TAR is +0.50 on mmlu" in html
 
 
@@ -112,7 +112,7 @@ def test_runs_of_earlier_versions_are_read_or_refused_with_what_to_do(tmp_path: 
     run = make_run(tmp_path / "run", 2)
     text = (run / "study.json").read_text()
     entries = read_run(run).entries
-    assert all(one.prediction and one.curve for one in entries)
+    assert all(entry.prediction and entry.curve for entry in entries)
     (run / "study.json").write_text(text.replace('"schema": 2,', ""))
     with pytest.raises(RecordError, match=r"another version of this package; run the study again, it reuses"):
         read_run(run)
@@ -161,7 +161,7 @@ def test_two_runs(tmp_path: Path, capsys):
 
 
 def test_runs_of_several_targets(tmp_path: Path):
-    """Proposers that share an end of their path are told apart; a run without an end, or without replays, is named."""
+    """Proposers with the same end of their path are told apart; an unfinished run, or one without replays, is named."""
     first = make_run(tmp_path / "one", 2, sets=("zoo", "arena"), lookaheads=6)
     second = make_run(tmp_path / "two", 3, sets=("zoo", "arena"), lookaheads=4, target="made/other")
     third = make_run(tmp_path / "three", 1, name="elsewhere/draft", target="made/other")
@@ -198,17 +198,17 @@ def test_which_runs_is_said(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_measured_and_what_was_not_are_told_apart(tmp_path: Path):
-    """The winner, run live, is slower than others were predicted to be."""
+    """The fastest proposer that ran live is slower than others were predicted to be."""
     folder = make_run(tmp_path / "run", 5)
     study = json.loads((folder / "study.json").read_text())
     for row in study["rows"]:
         row["live"] = row["live"] and row["live"] | {"speed_up": 1.1, "interval": [1.0, 1.2]}
     (folder / "study.json").write_text(json.dumps(study))
-    found = {figure.id: figure.finding for figure in make_page([read_run(folder)]).figures}
-    assert found["speed-up"].endswith(
-        "(95 %: 1.00 to 1.20); draft-1, not run live, may be faster: 1.42 times, predicted."
+    findings = {figure.id: figure.finding for figure in make_page([read_run(folder)]).figures}
+    assert findings["speed-up"].endswith(
+        "(95\N{NO-BREAK SPACE}%: 1.00 to 1.20); draft-1, not run live, may be faster: 1.42 times, predicted."
     )
-    assert found["throughput"].startswith(
+    assert findings["throughput"].startswith(
         "The proposer with the highest TAR is not the fastest: draft-4 has TAR 2.14 and 220 tokens per second; draft-3"
     )
 
@@ -245,7 +245,7 @@ def test_what_was_disturbed_is_named_and_wins_nothing(tmp_path: Path):
 
 
 def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
-    """All lookaheads of a draft were predicted for the profile's; that at its best also for what live runs met."""
+    """The prediction beside a server is for the machine's speed while profiling, not during the live runs."""
     run = make_run(tmp_path / "run")
     study = json.loads((run / "study.json").read_text())
     (row,) = study["rows"]
@@ -253,9 +253,9 @@ def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
     (run / "study.json").write_text(json.dumps(study))
     make_server(run / "plain.jsonl")
     make_server(run / "drafted.jsonl", 1.5, 0.5, draft=row["draft"], lookahead=row["lookahead"])
-    (gains,) = [one for one in make_page([read_run(run)]).figures if one.id == "gains"]
-    (its,) = [one for one in row["curve"] if one["lookahead"] == row["lookahead"]]
-    expected = its["tar"] * its["plain_s"] / sum(its["iteration"].values())
+    (gains,) = [figure for figure in make_page([read_run(run)]).figures if figure.id == "gains"]
+    (prediction,) = [point for point in row["curve"] if point["lookahead"] == row["lookahead"]]
+    expected = prediction["tar"] * prediction["plain_s"] / sum(prediction["iteration"].values())
     assert gains.table.rows[0][7] == pytest.approx(expected)
 
 
@@ -263,22 +263,22 @@ def test_a_server_beside_the_prediction(tmp_path: Path):
     run = make_run(tmp_path / "run", 2, sets=["zoo", "arena"])
     html = render(make_page([read_run(run)]))
     assert "Missing: speed-ups of a server.</b> No server was measured" in html
-    (row,) = [one for one in read_run(run).entries if one.draft == "made/draft-1"]
+    (row,) = [entry for entry in read_run(run).entries if entry.draft == "made/draft-1"]
     zoo, arena = (row.sets[name].tar[2] for name in ("zoo", "arena"))
     tar = 2 / (1 / zoo + 1 / arena)  # as many tokens of each set
     make_server(run / "plain.jsonl", sets=["zoo", "arena"])
     assert "No server was measured both with and without a draft" in render(make_page([read_run(run)]))
-    known = {"draft": "made/draft-1", "lookahead": 2}
-    make_server(run / "drafted.jsonl", 1.02 * tar, 0.5, sets=["zoo", "arena"], **known)
-    make_server(run / "other.jsonl", 3.0, 0.25, **{"temperature": 1.0} | known)  # not asked as the plain one was
+    drafting = {"draft": "made/draft-1", "lookahead": 2}
+    make_server(run / "drafted.jsonl", 1.02 * tar, 0.5, sets=["zoo", "arena"], **drafting)
+    make_server(run / "other.jsonl", 3.0, 0.25, **{"temperature": 1.0} | drafting)  # other requests
     make_server(run / "unknown.jsonl", 1.5, 0.8, draft="no such", lookahead=2)
     Records.open(run / "a-plain.jsonl", KIND, {"max_tokens": 20, "temperature": 0.0, "chat": False}, engine="made")
     (run / "binary.jsonl").write_bytes(b"\xff\xfe\n")
     assert drawn(run) == CHARTS | {"gains", "servers"}
     page = make_page([read_run(run)])
-    (gains,) = [one for one in page.figures if one.id == "gains"]
+    (gains,) = [figure for figure in page.figures if figure.id == "gains"]
     assert gains.finding == (
-        "drafted at concurrency 1 is 2.00 times as fast as without a draft (95 %: 2.00 to 2.00); "
+        "drafted at concurrency 1 is 2.00 times as fast as without a draft (95\N{NO-BREAK SPACE}%: 2.00 to 2.00); "
         "TAR on servers is at most 2\N{NO-BREAK SPACE}% off the replayed TAR."
     )
     rows = {(line[0], line[1]): line for line in gains.table.rows}
@@ -287,11 +287,11 @@ def test_a_server_beside_the_prediction(tmp_path: Path):
         "Left out, as no server without a draft answered the same requests: "
         "other at concurrency 1; other at concurrency 2; unknown at concurrency 2."
     )
-    predicted = next(one for one in row.curve if one.lookahead == 2)
+    predicted = next(prediction for prediction in row.curve if prediction.lookahead == 2)
     assert rows["drafted", 1][7] == pytest.approx(tar / predicted.iteration.total_s * predicted.plain_s)
     assert rows["drafted", 1][8:] == pytest.approx((1.02 * tar, tar))
     assert rows["unknown", 1][9] is None
-    (speeds,) = [one for one in page.figures if one.id == "servers"]
+    (speeds,) = [figure for figure in page.figures if figure.id == "servers"]
     assert speeds.finding == "drafted is fastest: 78 tokens per second at concurrency 2."
     assert {line[0] for line in speeds.table.rows} == {"plain", "drafted"}
     assert speeds.note.endswith(
@@ -304,16 +304,16 @@ def test_servers_that_were_asked_alike_are_shown_together(tmp_path: Path):
     run = make_run(tmp_path / "run")
     for name, options in (("a", {}), ("b", {"draft": "made/draft-0", "lookahead": 2}), ("c", {"max_tokens": 64})):
         make_server(run / f"{name}.jsonl", **options)
-    (speeds,) = [one for one in make_page([read_run(run)]).figures if one.id == "servers"]
+    (speeds,) = [figure for figure in make_page([read_run(run)]).figures if figure.id == "servers"]
     assert {line[0] for line in speeds.table.rows} == {"a", "b"}
     assert speeds.note.endswith("they were sent other requests: c (64 tokens instead of 20).")
     (run / "c.jsonl").unlink()
-    (speeds,) = [one for one in make_page([read_run(run)]).figures if one.id == "servers"]
+    (speeds,) = [figure for figure in make_page([read_run(run)]).figures if figure.id == "servers"]
     assert "Left out" not in speeds.note
 
 
 def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
-    """Extra TAR and parity latency by its formulas; the last proposer's tokens are hardly ever accepted."""
+    """Extra TAR and parity latency follow the paper's formulas; the last proposer's tokens are hardly ever accepted."""
     folder = make_run(tmp_path / "run", 20)
     study = json.loads((folder / "study.json").read_text())
     study["rows"][-1]["prediction"]["tar"] = 1.05
@@ -321,11 +321,11 @@ def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
     run = read_run(folder)
     winner = run.predicted[0].best
     candidates = zip(run.predicted[1:], lags(run.predicted)[1:], strict=True)
-    for one, lag in candidates:
-        verify_s = one.best.iteration.verify_s + one.best.iteration.other_s
+    for entry, lag in candidates:
+        verify_s = entry.best.iteration.verify_s + entry.best.iteration.other_s
         per_token_s = winner.iteration.total_s / winner.tar
-        assert lag.extra_tar == pytest.approx((verify_s + one.best.iteration.draft_s) / per_token_s - one.best.tar)
-        assert lag.parity_s == pytest.approx(one.best.tar * per_token_s - verify_s)
+        assert lag.extra_tar == pytest.approx((verify_s + entry.best.iteration.draft_s) / per_token_s - entry.best.tar)
+        assert lag.parity_s == pytest.approx(entry.best.tar * per_token_s - verify_s)
     figures = {figure.id: figure for figure in make_page([run]).figures}
     assert figures["extra"].finding.startswith("To be as fast as draft-3, draft-4 needs 0.01 more tokens per iteration")
     assert figures["parity"].finding == (
@@ -433,10 +433,10 @@ def test_whatever_field_is_missing_the_page_is_made_or_it_is_said(tmp_path: Path
 
 
 def lacking_one(value: Any) -> Iterator[Any]:
-    """An object without each of its fields, and so for those within, of lists the first."""
+    """Yield the value without one field, for each field at any depth; of lists, in the first item only."""
     if isinstance(value, dict):
         for name in value:
-            yield {other: its for other, its in value.items() if other != name}
+            yield {other: inner for other, inner in value.items() if other != name}
             yield from ({**value, name: inner} for inner in lacking_one(value[name]))
     elif isinstance(value, list) and value:
         yield from ([inner, *value[1:]] for inner in lacking_one(value[0]))

@@ -23,7 +23,7 @@ LABEL_LIMIT = 165  # pixels, enough for the longest label
 SHORT_LABEL = 18  # characters
 ROW_HEIGHT, LEAST_HEIGHT = 34, 70  # pixels
 
-SIZE_TITLE = "lookahead: draft tokens per iteration (trees: nodes)"
+SIZE_TITLE = "lookahead: draft tokens (trees: nodes)"
 TAR_TITLE = "TAR: tokens per iteration"
 TOKENS_PER_S_TITLE = "tokens per second"
 

@@ -118,6 +118,12 @@ def percent(share: float) -> str:
     return f"{share:.0%}".replace("%", "\N{NO-BREAK SPACE}%")
 
 
+def interval(bounds: tuple[float, float]) -> str:
+    """Return a 95 % interval as part of a sentence."""
+    low, high = bounds
+    return f"95\N{NO-BREAK SPACE}%: {low:.2f} to {high:.2f}"
+
+
 def ordinal(number: int) -> str:
     """Return "first", "second" and so on."""
     words = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")

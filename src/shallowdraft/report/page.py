@@ -11,7 +11,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section, format_cell
+from shallowdraft.report.figures import UNFINISHED, Figure, Gap, Section, format_cell, interval
 from shallowdraft.report.run import Entry, RunView
 from shallowdraft.report.sections import bottleneck, drafts, improvement, lookaheads, servers, speed_up
 from shallowdraft.report.sections.comparison import compare_speed_ups, compare_tar, name_runs
@@ -74,7 +74,7 @@ def page_of(run: RunView) -> Page:
         ),
         Section(
             "servers-section",
-            "How fast are servers?",
+            "How fast is it on a server?",
             [servers.server_speed_ups(run), *servers.server_throughput(run)],
         ),
     ]
@@ -115,10 +115,11 @@ def _warnings(run: RunView) -> list[str]:
 
 
 def verdict_of(run: RunView) -> str:
-    """Return whether speculation pays, as the headline."""
+    """Return the headline, which says whether speculation pays."""
     if run.verdict is None:
         return UNFINISHED
-    return f"{run.verdict[0].upper()}{run.verdict[1:]}."
+    verdict = run.verdict.replace(" %", "\N{NO-BREAK SPACE}%")
+    return f"{verdict[0].upper()}{verdict[1:]}."
 
 
 def facts_of(run: RunView) -> dict[str, str]:
@@ -138,9 +139,8 @@ def facts_of(run: RunView) -> dict[str, str]:
 
 
 def _speed_up(entry: Entry) -> str:
-    low, high = entry.bounds
     basis = entry.basis if entry.live else "predicted, not measured"
-    return f"{entry.speed_up:.2f} times ({low:.2f} to {high:.2f}), {basis}"
+    return f"{entry.speed_up:.2f} times ({interval(entry.bounds)}), {basis}"
 
 
 def _outputs(run: RunView) -> str:

@@ -135,5 +135,5 @@ def _cost_of_depth(steps: list[ShapeStep]) -> str:
     shallow, deep = of_width[0], of_width[-1]
     if shallow.layers == deep.layers:
         return f"A draft step of {shallow.shape} takes {1e3 * shallow.step_s:.2f} ms."
-    times = deep.step_s / shallow.step_s
-    return f"At width {width}, a draft step of {deep.layers} layers takes {times:.1f} times that of {shallow.layers}."
+    compared = f"{deep.step_s / shallow.step_s:.1f} times as long with {deep.layers} layers as with {shallow.layers}"
+    return f"At width {width}, a draft step takes {compared}."

@@ -96,7 +96,7 @@ def _plateau(entry: Entry) -> str:
     sentence = f"{entry.label} is fastest {best.where}"
     if min(close) == max(close):
         return f"{sentence}, and no other is within {percent(CLOSE)} of it."
-    return f"{sentence}; from {min(close)} to {max(close)} it stays within {percent(CLOSE)} of that."
+    return f"{sentence}; from {min(close)} to {max(close)} it stays within {percent(CLOSE)} of that speed."
 
 
 def acceptance_by_position(run: RunView) -> Figure | Gap:
@@ -118,7 +118,7 @@ def acceptance_by_position(run: RunView) -> Figure | Gap:
     ]
     base = chart_of(rows[::-1]).encode(
         x=alt.X("position:Q", title="position in the proposal", axis=integer_axis(row["position"] for row in rows)),
-        y=alt.Y("accepted:Q", title="proposals that have it accepted", axis=alt.Axis(format="%")),
+        y=alt.Y("accepted:Q", title="proposals accepted this far", axis=alt.Axis(format="%")),
         color=series_colour(series, lines=True),
         opacity=series_opacity(),
         detail="label:N",

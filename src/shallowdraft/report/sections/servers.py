@@ -9,7 +9,7 @@ import altair as alt
 
 from shallowdraft.cost import Prediction
 from shallowdraft.report.charts import TIGHT_SCALE, chart_of, height_of_rows, integer_axis, kind_colour, kind_shape
-from shallowdraft.report.figures import BOUNDS, PROMPT_INTERVALS, Cell, Figure, Gap, Table, percent
+from shallowdraft.report.figures import BOUNDS, PROMPT_INTERVALS, Cell, Figure, Gap, Table, interval, percent
 from shallowdraft.report.run import BenchedServer, Requested, RunView
 from shallowdraft.report.sections.speed_up import MEASURED, PREDICTED, speed_up_chart
 
@@ -27,7 +27,7 @@ def server_speed_ups(run: RunView) -> Figure | Gap:
     predictions = [(server, _prediction(server, run)) for server in servers]
     rows = [row for server, prediction in predictions for row in _speed_up_rows(server, prediction)]
     order = list(dict.fromkeys(str(row["label"]) for row in rows))
-    chart = speed_up_chart(rows, order, (PREDICTED, MEASURED), "predicted or measured", "server (concurrency)")
+    chart = speed_up_chart(rows, order, (PREDICTED, MEASURED), "predicted or measured")
     columns = (
         "server", "concurrency", "draft", "lookahead", "measured speed-up", *BOUNDS, "predicted speed-up",
         "measured TAR", "replayed TAR",
@@ -36,7 +36,7 @@ def server_speed_ups(run: RunView) -> Figure | Gap:
     note = (
         "Measured: against the same server without a draft. Predicted: from the replayed TAR, which depends on the "
         "models only, and from the times of this package's engine for one request at a time; other engines take other "
-        f"times. {PROMPT_INTERVALS}{_without_plain(run)}"
+        f"times. In parentheses: the concurrency. {PROMPT_INTERVALS}{_without_plain(run)}"
     )
     return Figure("gains", _highest_gain(predictions), chart, table, note, height_of_rows(len(order)))
 
@@ -169,11 +169,8 @@ def _highest_gain(predictions: Sequence[tuple[BenchedServer, Prediction | None]]
     """Return a sentence on the speed-up with the highest lower bound, and on how far TAR is from the replayed one."""
     best = max((server for server, _ in predictions), key=lambda server: server.interval[0])
     assert best.speed_up
-    low, high = best.interval
-    sentence = (
-        f"{best.name} {best.where} is {best.speed_up:.2f} times as fast as without a draft "
-        f"(95 %: {low:.2f} to {high:.2f})"
-    )
+    times = f"{best.speed_up:.2f} times as fast as without a draft ({interval(best.interval)})"
+    sentence = f"{best.name} {best.where} is {times}"
     errors = [
         abs(server.level.tar / prediction.tar - 1)
         for server, prediction in predictions

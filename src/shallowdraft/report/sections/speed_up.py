@@ -19,7 +19,17 @@ from shallowdraft.report.charts import (
     kind_colour,
     kind_shape,
 )
-from shallowdraft.report.figures import BOUNDS, PROMPT_INTERVALS, UNFINISHED, Cell, Figure, Gap, Table, percent
+from shallowdraft.report.figures import (
+    BOUNDS,
+    PROMPT_INTERVALS,
+    UNFINISHED,
+    Cell,
+    Figure,
+    Gap,
+    Table,
+    interval,
+    percent,
+)
 from shallowdraft.report.run import Entry, RunView
 
 PREDICTED, MEASURED = "predicted", "measured"
@@ -42,12 +52,10 @@ def speed_ups(run: RunView) -> Figure | Gap:
     return Figure("speed-up", _fastest(run), chart, table, note, height_of_rows(len(order)))
 
 
-def speed_up_chart(
-    rows: Rows, order: Sequence[str], kinds: Sequence[str], kind_title: str, label_title: str | None = None
-) -> alt.TopLevelMixin:
+def speed_up_chart(rows: Rows, order: Sequence[str], kinds: Sequence[str], kind_title: str) -> alt.TopLevelMixin:
     """Return a chart with labels down and, at each label, a speed-up with its interval for each kind."""
     base = chart_of(rows).encode(
-        y=alt.Y("label:N", sort=list(order), title=label_title),
+        y=alt.Y("label:N", sort=list(order), title=None),
         yOffset=alt.YOffset("kind:N", sort=list(kinds)),
         color=kind_colour(kinds),
     )
@@ -87,10 +95,9 @@ def _table_row(entry: Entry, run: RunView) -> tuple[Cell, ...]:
 def _fastest(run: RunView) -> str:
     """Return a sentence on the first proposer, on those that lose, and on one that may be faster but was not run."""
     first = run.predicted[0]
-    low, high = first.bounds
     sentence = (
         f"{first.label} {first.best.where} is fastest: {first.speed_up:.2f} times plain decoding, {first.basis} "
-        f"(95 %: {low:.2f} to {high:.2f})"
+        f"({interval(first.bounds)})"
     )
     slower = sum(entry.speed_up < 1 for entry in run.predicted)
     if slower:

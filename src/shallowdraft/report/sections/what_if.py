@@ -1,4 +1,4 @@
-"""What if parts were faster: the throughput model of `cost.py` as Vega expressions, on sliders.
+"""Sliders on the throughput model of `cost.py`, which is written again as Vega expressions.
 
 Drafting and verification take their factors times as long and, as memory bandwidth limits both at batch 1, less with
 more bandwidth; the rest of an iteration stays. TAR - 1, the accepted tokens, is scaled too, as far as the lookahead
