@@ -110,8 +110,8 @@ def report(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise OptionError("a run is named twice; name each once")
     try:
-        from shallowdraft.reporting.files import write_figures
-        from shallowdraft.reporting.page import make, render
+        from shallowdraft.reporting.figure_files import write_figures
+        from shallowdraft.reporting.page import make_page, render
     except ImportError as error:
         raise OptionError(
             "the report needs altair and vl-convert; install them: pip install 'shallowdraft[report]'"
@@ -119,7 +119,7 @@ def report(
     from shallowdraft.records import write_whole
     from shallowdraft.reporting.reading import read_run
 
-    page = make([read_run(folder) for folder in folders])
+    page = make_page([read_run(folder) for folder in folders])
     path = Path(out) if out else folders[0] / (REPORT if len(folders) == 1 else COMPARISON)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, render(page))

@@ -52,6 +52,19 @@ class StudyRow:
         """Measured if it was, else predicted."""
         return self.live.speed_up if self.live else self.prediction.speed_up
 
+    def verdict(self, label: str) -> str:
+        """Return a sentence on whether speculation with this candidate pays, in which the label is its name."""
+        if not self.live:
+            return f"{label} {self.prediction.verdict}"
+        low, high = self.live.interval
+        candidate = f"{label} {self.prediction.where}"
+        if low > 1:
+            return f"speculation pays: {candidate} is {self.live.speed_up:.2f}x as fast (95 %: {low:.2f} to {high:.2f})"
+        if high < 1:
+            return f"speculation does not pay: the best, {candidate}, is {self.live.speed_up:.2f}x as fast"
+        times = f"{self.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+        return f"speculation makes no clear difference: {candidate} is {times}"
+
     @property
     def disturbed(self) -> str | None:
         """Why a live result does not count."""
@@ -81,17 +94,8 @@ class StudyResult(Tabular):
 
     @property
     def verdict(self) -> str:
-        """Whether speculation pays, in a sentence."""
-        best = self.rows[0]
-        if not best.live:
-            return f"{best.name} {best.prediction.verdict}"
-        low, high = best.live.interval
-        what = f"{best.name} {best.prediction.where}"
-        if low > 1:
-            return f"speculation pays: {what} is {best.live.speed_up:.2f}x as fast (95 %: {low:.2f} to {high:.2f})"
-        if high < 1:
-            return f"speculation does not pay: the best, {what}, is {best.live.speed_up:.2f}x as fast"
-        return f"speculation makes no clear difference: {what} is {best.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+        """A sentence on whether speculation pays."""
+        return self.rows[0].verdict(self.rows[0].name)
 
     @property
     def caption(self) -> str:
