@@ -19,7 +19,7 @@ def forecast(replay: Replay, profile: Profile, sizes: Iterable[int] | None = Non
     tars = replay.tar()
     return {
         size: _at_mean_contexts(replay, profile, size, tars[size])
-        for size in (replay.walk.sizes if sizes is None else sizes)
+        for size in (replay.counts.sizes if sizes is None else sizes)
         if profile.covers(replay.candidate(size))
     }
 
@@ -50,7 +50,7 @@ def forecast_in_states(
             iterations.append(mean_iteration(times, [1.0] * len(times)))
             weights.append(float(stretch.iterations[row]))
         plain_times.append(fmean(state.plain_s for state in states_met))
-    count, emitted = replay.walk.at(size)[rows], replay.walk.emitted[rows]
+    count, emitted = replay.counts.at(size)[rows], replay.counts.emitted[rows]
     tar = float(emitted.sum() / count.sum())
     plain_s = float(np.average(plain_times, weights=emitted))
     return _prediction(replay, size, tar, mean_iteration(iterations, weights), plain_s, rows)

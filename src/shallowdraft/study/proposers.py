@@ -13,8 +13,8 @@ from shallowdraft.replay.medusa import replay_medusa
 from shallowdraft.replay.model import replay_model
 from shallowdraft.replay.ngram import NAME, replay_ngram
 from shallowdraft.replay.result import Replay
-from shallowdraft.replay.skip import name_of, replay_skip
-from shallowdraft.replay.tree import replay_trees
+from shallowdraft.replay.skip import skip_name, replay_skip
+from shallowdraft.replay.tree import replay_tree
 from shallowdraft.runs.candidate import DrafterName, ProposerKey
 from shallowdraft.runs.folder import RunFolder
 from shallowdraft.runs.trace import Trace
@@ -75,7 +75,7 @@ def tree_proposer(draft: Model) -> Proposer:
         str(draft.shape),
         draft.shape.context,
         Options(draft=draft, drafter="tree"),
-        lambda trace, sizes, _folder: replay_trees(draft, trace, sizes, fits=True),
+        lambda trace, sizes, _folder: replay_tree(draft, trace, sizes, fits=True),
         draft.shape.layers,
         draft.shape.parameters,
     )
@@ -102,7 +102,7 @@ def skip_proposer(target: Model, skips: Collection[int] | None = None) -> Propos
     return Proposer(
         "skip",
         "skip",
-        name_of(chosen),
+        skip_name(chosen),
         f"{target.shape} without {len(chosen)} of {2 * target.shape.layers} parts",
         target.shape.context,
         Options(drafter="skip", skips=chosen),

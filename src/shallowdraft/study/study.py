@@ -166,7 +166,7 @@ def _replay(trace: Trace, plan: Plan, folder: Path, proposer: Proposer) -> Repla
 
 def _replay_record(entry: Replayed, plan: Plan) -> ReplayRecord:
     proposer, sizes = entry.proposer, plan.sizes(entry.proposer)
-    candidate = entry.replay.candidate(entry.replay.walk.sizes[0])
+    candidate = entry.replay.candidate(entry.replay.counts.sizes[0])
     return replace(
         entry.replay.record(proposer.drafter),
         name=proposer.name,
@@ -176,7 +176,7 @@ def _replay_record(entry: Replayed, plan: Plan) -> ReplayRecord:
         shape=proposer.shape,
         layers=proposer.layers,
         parameters=proposer.parameters,
-        acceptance_by_position=tuple(entry.replay.walk.acceptance_by_position(max(sizes)).tolist()),
+        acceptance_by_position=tuple(entry.replay.counts.acceptance_by_position(max(sizes)).tolist()),
     )
 
 
