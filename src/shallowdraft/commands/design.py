@@ -15,7 +15,7 @@ from shallowdraft.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shallowdraft.profiling.latency_model import LatencyLaw
+    from shallowdraft.profiling.latency_model import LatencyModel
     from shallowdraft.records import Record
     from shallowdraft.runs.profile import Profile
     from shallowdraft.shapes.shape import ModelShape
@@ -109,7 +109,7 @@ class DesignCommand(ClusterCommand):
     def _search(
         self,
         parents: "dict[str, ModelShape]",
-        law: "LatencyLaw",
+        law: "LatencyModel",
         profile: "Profile",
         lookaheads: list[int],
         best: dict[str, Any],

@@ -13,7 +13,7 @@ from shallowdraft.replay.medusa import replay_medusa
 from shallowdraft.replay.model import replay_model
 from shallowdraft.replay.ngram import NAME, replay_ngram
 from shallowdraft.replay.result import Replay
-from shallowdraft.replay.skip import skip_name, replay_skip
+from shallowdraft.replay.skip import replay_skip, skip_name
 from shallowdraft.replay.tree import replay_tree
 from shallowdraft.runs.candidate import DrafterName, ProposerKey
 from shallowdraft.runs.folder import RunFolder
