@@ -22,7 +22,7 @@ from shallowdraft.runs.trace import read_trace
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.study import proposers
 from shallowdraft.study.cluster import Cluster, Here
-from shallowdraft.study.search import Builder, Candidate, Search, plan_rungs, write_text
+from shallowdraft.study.search import Builder, Search, ShapeCandidate, plan_rungs, write_text
 from shallowdraft.study.study import Plan, study
 
 ray = pytest.importorskip("ray")
@@ -170,7 +170,7 @@ def test_replay_finds_the_same(address: str, capsys):
 @pytest.mark.usefixtures("pair")
 def test_a_search_builds_the_same(address: str):
     target = sd.load("pair/target", "float32", trainable=True)
-    candidates = [Candidate("pair/target", replace(target.shape, layers=layers)) for layers in (1, 2)]
+    candidates = [ShapeCandidate("pair/target", replace(target.shape, layers=layers)) for layers in (1, 2)]
     built = []
     for out, executor in ((Path("here"), Here()), (Path("cluster"), Cluster(address))):
         assert [*write_text(target, out, 8192, None)]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from shallowdraft.runs.profile import Profile
     from shallowdraft.shapes.shape import ModelShape
     from shallowdraft.study.design import Design as Found
-    from shallowdraft.study.design import Needed
-    from shallowdraft.study.search import Found as Winner
+    from shallowdraft.study.design import Requirement
+    from shallowdraft.study.search import SearchResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class DesignCommand(ClusterCommand):
         return best | {"silence": asdict(one.silence) if one.silence else None}, trace.mean_context
 
 
-def show_search(rows: "Iterable[Record]", found: "Winner", best: dict[str, Any], draft: Path) -> None:
+def show_search(rows: "Iterable[Record]", found: "SearchResult", best: dict[str, Any], draft: Path) -> None:
     from shallowdraft.commands.tables import new_table, table_console
 
     table = new_table("candidate", "rung", "tokens", "d", "TAR", "predicted")
@@ -223,7 +223,7 @@ def show_search(rows: "Iterable[Record]", found: "Winner", best: dict[str, Any],
 
 
 def as_json(one: "Found") -> dict[str, Any]:
-    def needed(what: "Needed") -> dict[str, Any]:
+    def needed(what: "Requirement") -> dict[str, Any]:
         return asdict(what) | {"acceptance_rate": None if isinf(what.acceptance_rate) else what.acceptance_rate}
 
     return {
@@ -268,7 +268,7 @@ def show(found: "list[Found]", best: dict[str, Any], accuracy: str) -> None:
             console.print(f"{best['draft']} is {Silence(**best['silence'])}", soft_wrap=True)
 
 
-def _needed(one: "Needed") -> str:
+def _needed(one: "Requirement") -> str:
     if isinf(one.acceptance_rate):
         return "never"
     return f"TAR {one.tar:.2f} at d={one.lookahead} ({one.acceptance_rate:.0%})"
