@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
+
 from shallowdraft.decoding.drafters.skip import SkipDrafter
 from shallowdraft.files import Count
 from shallowdraft.models.model import Model
@@ -53,9 +55,9 @@ def replay_skip(
             key = {"set": output.set, "id": output.id, "sample": output.sample, "output_digest": output.digest}
             file.append(key | {"draft": name, "longest": longest, "right": right})
             right_by_key[output.key] = right
-    kept = {}
-    for lookahead in lookaheads:
-        kept[lookahead] = [[min(lookahead, right) for right in right_by_key[output.key]] for output in trace.outputs]
+    # By output and position [N, positions]; a shorter proposal keeps the same tokens up to its end.
+    longest_right = [np.array(right_by_key[output.key], dtype=int) for output in trace.outputs]
+    kept = {d: [np.minimum(right, d).tolist() for right in longest_right] for d in lookaheads}
     return CountedReplay(name, trace, {d: Candidate(name, d, "skip") for d in lookaheads}, kept)
 
 

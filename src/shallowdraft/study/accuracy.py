@@ -72,16 +72,16 @@ def _question(file: Path, number: int, line: str) -> Question:
 
 def score(model: Model, questions: Sequence[Question]) -> Iterator[int | TaskScore]:
     """Yield the number of questions answered so far, and at last the score."""
-    sums, sums_by_character, token_losses = [], [], []
+    sums, sums_by_character, answer_tokens = [], [], []
     for count, question in enumerate(questions, 1):
         by_choice = [tokens.tolist() for tokens in _log_probabilities(model, question)]
         sizes = [max(1, len(choice.removeprefix(" "))) for choice in question.choices]
         sums.append([sum(tokens) for tokens in by_choice])
         sums_by_character.append([total / size for total, size in zip(sums[-1], sizes, strict=True)])
-        token_losses.extend(by_choice[question.answer])
+        answer_tokens.extend(by_choice[question.answer])
         yield count
     accuracy, normalised = (_share_correct(scores, questions) for scores in (sums, sums_by_character))
-    yield TaskScore(accuracy, -fmean(token_losses), normalised)
+    yield TaskScore(accuracy, -fmean(answer_tokens), normalised)
 
 
 def _log_probabilities(model: Model, question: Question) -> "list[np.ndarray[Any, Any]]":

@@ -1,7 +1,7 @@
 """Shapes worth building: what a parent can be pruned to, how long each would draft, and the acceptance it would need.
 
 How much a target accepts of a draft that does not exist cannot be known; how much it must accept can. At every
-lookahead the throughput to reach gives a TAR, and the TAR an acceptance rate; the lookahead with the lowest rate counts.
+lookahead the throughput to reach gives a TAR, and the TAR an acceptance rate; the lowest rate counts.
 """
 
 from collections.abc import Iterable, Sequence

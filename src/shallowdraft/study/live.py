@@ -201,7 +201,7 @@ class LiveResult:
 
 @dataclass(frozen=True)
 class LiveResults:
-    """What the live runs of all candidates show."""
+    """The results of all candidates' live runs."""
 
     by_candidate: dict[Candidate, LiveResult] = field(default_factory=dict)
     """Candidates that ran on every prompt."""

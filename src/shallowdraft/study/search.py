@@ -104,7 +104,7 @@ def attempted(step: Callable[[], Result]) -> Result | PassedOver:
 
 
 def plan_rungs(candidates: int, tokens: int) -> list[Rung]:
-    """Divide the tokens among rungs of about the same length, each with a third of the candidates, until one is left."""
+    """Divide the tokens among rungs of about the same length, each with a third of the last one's candidates."""
     sizes = [candidates]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // REDUCTION))
@@ -285,7 +285,7 @@ class Builder:
         return out
 
     def _trained(self, candidate: ShapeCandidate, number: int, rung: Rung) -> Decoder:
-        """Prune the parent, or take the result of the rung before, and distil it; keep the better of before and after."""
+        """Prune the parent, or take the last rung's draft, and distil it; keep the better of before and after."""
         work = self.folder / candidate.folder / f"training-{number}"
         shop = Workshop(self.store, work, self.follow, validation_tokens=8192, importance_tokens=32768)
         rate = usual_rate(candidate.shape)

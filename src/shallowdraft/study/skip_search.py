@@ -105,7 +105,9 @@ def measure_costs(target: Model, prompt: Sequence[int]) -> Costs:
     parts = range(2 * layers)
     # No part skipped, all attention, all FFNs, everything, and two early exits.
     patterns = (parts[:0], parts[::2], parts[1::2], parts, parts[layers // 2 :], parts[layers:])
-    candidates: list[Options] = [{"drafter": "skip", "skips": tuple(skips), "lookahead": TIMED[-1]} for skips in patterns]
+    candidates: list[Options] = [
+        {"drafter": "skip", "skips": tuple(skips), "lookahead": TIMED[-1]} for skips in patterns
+    ]
     candidates += [{"drafter": "skip", "skips": (), "lookahead": lookahead} for lookahead in TIMED[:-1]]
     turns = time_beside_plain(target, [list(prompt)], candidates, warm_up=WARM_UP, count=COUNT, turns=TURNS)
     # The fastest turn counts: disturbances only add time.

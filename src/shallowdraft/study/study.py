@@ -41,7 +41,7 @@ TIMED_LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # times of the others lie
 
 @dataclass(frozen=True)
 class Plan:
-    """What to study."""
+    """The settings of a study."""
 
     prompts: Sequence[tuple[str, Prompt]]
     """Prompts with the names of their sets."""

@@ -1,4 +1,4 @@
-"""Where each token of some outputs came from, kept for the report."""
+"""The source of each token of some outputs, kept for the report."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
