@@ -191,8 +191,8 @@ def test_samples_in_which_a_draft_was_silent_are_no_times(models: dict[str, sd.M
     found = written(path, draft.name, (256,), draft_s=0.0, target_s=1.0)
     assert {point.context for point in found.samples} == {64}
     assert found.notes == [
-        f"{path}: 2 samples at contexts 256 are left out: {draft.name} drafted nothing there, its own being full; "
-        f"time it at shorter ones: profile --draft {draft.name} --contexts"
+        f"{path}: 2 samples at contexts 256 are left out: {draft.name} drafted nothing there, as its own "
+        f"context was full; time it at shorter ones: profile --draft {draft.name} --contexts"
     ]
     speeds = [forecast(replay_model(draft, trace), one, [4])[4].speed_up for one in (found, wanted)]
     assert speeds[0] == speeds[1]

@@ -55,7 +55,7 @@ class LiveRun:
     emitted: int
     iterations: int
     seconds: float
-    """Of decoding, without the prefill."""
+    """Seconds of decoding, without the prefill."""
     draft_s: float
     verify_s: float
     differs: str | None

@@ -28,7 +28,7 @@ ENOUGH_SAMPLES = 5  # effective number of samples that a weighted median must re
 
 @dataclass(frozen=True)
 class MachineState:
-    """What the speed of a shared machine depends on; 0 where it is unknown."""
+    """Probes of the speed of a shared machine; 0 where one is unknown."""
 
     plain_s: float
     """Seconds per token of plain decoding."""
@@ -50,7 +50,7 @@ def slopes(groups: Sequence[Columns], part: str) -> dict[str, float]:
     slope serves points of different speeds. It is a ridge regression with Huber weights: samples far off the line count
     less, and disturbed ones not at all.
     """
-    x = np.concatenate([np.stack([_centred_logs(group[name]) for name in WIDTHS], 1) for group in groups])  # [N, P]
+    x = np.concatenate([_centred_probes(group) for group in groups])  # [N, P]
     y = np.concatenate([_centred_logs(group[part] / group["plain_s"]) for group in groups])  # [N]
     undisturbed = np.abs(y) < np.log(DISTURBED)
     x, y = x[undisturbed], y[undisturbed]
@@ -60,6 +60,11 @@ def slopes(groups: Sequence[Columns], part: str) -> dict[str, float]:
         residuals = np.abs(y - x @ solution)
         weights = np.minimum(1.0, 1.5 * np.median(residuals) / np.maximum(residuals, 1e-12))
     return dict(zip(WIDTHS, solution.tolist(), strict=True))
+
+
+def _centred_probes(group: Columns) -> Floats:
+    """Return the centred logarithms of all probes [N, P]."""
+    return np.stack([_centred_logs(group[name]) for name in WIDTHS], 1)
 
 
 def _centred_logs(values: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Servers: the requests that `bench` sent to one, a line each, and what the server counted meanwhile."""
+"""Servers: the requests that `bench` sent to one, a line each, and the server's counters meanwhile."""
 
 from collections.abc import Iterator
 from pathlib import Path

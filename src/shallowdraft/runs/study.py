@@ -23,9 +23,9 @@ class LiveSpeed:
     plain_tokens_per_s: Rate
     speed_up: Rate
     interval: Interval
-    """95 % of the speed-up, over prompts."""
+    """The 95 % interval of the speed-up, over prompts."""
     lossless: bool
-    """Every output is plain decoding's, but for ties of rounding."""
+    """Whether every output is plain decoding's, but for ties of rounding."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class StudyRow:
     """A proposer at its best size."""
 
     name: str
-    """In tables."""
+    """The name in tables."""
     candidate: Candidate
     shape: str
     prediction: Prediction
-    """If the candidate ran live: for its prompts and the speed of plain decoding there."""
+    """The prediction; for a candidate that ran live, on its prompts and at the speed of plain decoding there."""
     predicted_interval: Interval
-    """95 % of the predicted speed-up: TAR's bootstrap over prompts."""
+    """The 95 % interval of the predicted speed-up: TAR's bootstrap over prompts."""
     live: LiveSpeed | None = None
     impossible: LiveSpeed | None = None
     """A live result above the TAR, which no engine can reach: it does not count, and the prediction stands."""
@@ -48,12 +48,12 @@ class StudyRow:
 
     @property
     def speed_up(self) -> float:
-        """Measured if it was, else predicted."""
+        """The measured speed-up if there is one, otherwise the predicted one."""
         return self.live.speed_up if self.live else self.prediction.speed_up
 
     @property
     def disturbed(self) -> str | None:
-        """Why a live result does not count."""
+        """The reason for which a live result does not count; None if it does."""
         if self.impossible is None:
             return None
         (low, high), tar = self.impossible.interval, self.impossible.tar
@@ -69,14 +69,14 @@ class StudyResult:
     """The result of a study."""
 
     rows: tuple[StudyRow, ...]
-    """Fastest first: those that ran live by what was measured, then the others by what was predicted."""
+    """The fastest first: rows that ran live by the measured speed-up, then the others by the predicted one."""
     plain_tokens_per_s: float
     failed: dict[str, str] = field(default_factory=dict)
-    """Proposers that could not be used, and why."""
+    """The reason for which a proposer could not be used, by its name."""
     stalled: tuple[str, ...] = ()
-    """Prompts, with their sets, that no measured speed-up counts: the machine stalled on them."""
+    """Prompts, with their sets, that are left out of measured speed-ups, as the machine stalled on them."""
     lossless: bool | None = None
-    """Every live output is plain decoding's, but for ties of rounding; None if nothing ran live."""
+    """Whether every live output is plain decoding's, but for ties of rounding; None if nothing ran live."""
 
     @property
     def verdict(self) -> str:
@@ -93,7 +93,7 @@ class StudyResult:
         return f"speculation makes no clear difference: {what} is {best.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
 
     def to_json(self) -> Record:
-        """Return what study.json holds."""
+        """Return the content of study.json."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
