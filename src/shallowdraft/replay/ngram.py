@@ -19,14 +19,15 @@ def replay_ngram(trace: Trace, lookaheads: Sequence[int], *, whole: bool = False
     """
     trace.require_greedy()
     longest = [_longest_proposals(output, max(lookaheads)) for output in trace.outputs]
-    candidates, kept, proposed = {}, {}, {}
+    kept: dict[int, list[list[int]]] = {}
+    proposed: dict[int, list[list[int]]] = {}
     for lookahead in lookaheads:
-        candidates[lookahead] = Candidate(NAME, lookahead, "ngram")
         kept[lookahead], proposed[lookahead] = [], []
         for of_output in longest:
             lengths = [lookahead if whole else min(lookahead, worthwhile) for worthwhile, _ in of_output]
             proposed[lookahead].append(lengths)
             kept[lookahead].append([min(length, right) for length, (_, right) in zip(lengths, of_output, strict=True)])
+    candidates = {lookahead: Candidate(NAME, lookahead, "ngram") for lookahead in lookaheads}
     return CountedReplay(NAME, trace, candidates, kept, proposed)
 
 

@@ -199,8 +199,8 @@ def search(target: Model, trace: Trace, path: Path, trials: int) -> Iterator[int
     # The seed changes with the number of trials, so that a search that goes on does not draw the same sets again.
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(tried) + 1))
     for trial in tried:
-        earlier = {"params": parameters(trial.skips), "distributions": skipped_or_not, "value": trial.speed_up}
-        study.add_trial(optuna.trial.create_trial(**earlier))
+        params = parameters(trial.skips)
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=skipped_or_not, value=trial.speed_up))
     earlier_skips = {trial.skips for trial in tried}
     regular = [skips for skips in uniform_skips(target.shape.layers) if skips not in earlier_skips]
     yield len(tried)
