@@ -1,4 +1,4 @@
-"""Files of measurements: JSON lines, the first of which says what they are and where they come from. No torch here.
+"""Files of measurements: JSON lines, the first of which describes them and their origin. No torch here.
 
 Appended lines are on disk, whole, before their writer goes on; a line that a killed process left half-written is
 dropped on reading. Writing disturbs measurements that follow it, so measurements that take turns append all records of
@@ -154,7 +154,7 @@ class Records:
 
 
 def _differences(recorded: Record, current: Record) -> list[str]:
-    """Return what differs between two descriptions: by digests where there are some, otherwise by the values."""
+    """Return the names of differences between two descriptions; digests, where there are some, decide over names."""
     keys = current | recorded
     differing = [key for key in keys if recorded.get(key) != current.get(key)]
     with_digest = {key.removesuffix(DIGEST) for key in keys if key.endswith(DIGEST)}

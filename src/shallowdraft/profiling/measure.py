@@ -27,7 +27,7 @@ def all_points(candidates: Sequence[Candidate], contexts: Sequence[int], batches
 
 
 def describe(target: Model) -> Record:
-    """Return what a profile holds for: another target, machine or precision has other times."""
+    """Return the description of a profile: the target, machine and precision that its times belong to."""
     threads = torch.get_num_threads() if target.device.type == "cpu" else None
     return {
         "target": target.name,
@@ -98,7 +98,7 @@ def measure(
     """Write samples of all points, round by round, and yield how many points are done.
 
     Samples that the file has already are not taken again. The candidates of a proposer take turns with each other and
-    with plain decoding, in an order that is drawn anew each time. Nothing is written before their turns are over, as
+    with plain decoding, in an order that is drawn for each round. Nothing is written before their turns are over, as
     writing would disturb them.
     """
     draft_contexts = {key: (options.get("draft") or target).shape.context for key, options in proposers.items()}

@@ -22,7 +22,7 @@ def replay_medusa(target: Model, heads: Heads, name: str, trace: Trace, nodes: S
         tree = Settings(drafter="medusa", heads=heads, nodes=count).shape_of_tree(target.shape.vocab)
         candidates[count] = Candidate(name, tree.depth, "medusa", tree.parents, heads.digest)
         # Heads beyond the tree's depth propose nothing.
-        kept[count] = [[tree.accepted_depth(at[: tree.depth]) for at in of_output] for of_output in ranks]
+        kept[count] = [[tree.accepted_depth(by_head[: tree.depth]) for by_head in of_output] for of_output in ranks]
     return CountedReplay(name, trace, candidates, kept)
 
 

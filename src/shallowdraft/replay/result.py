@@ -62,7 +62,7 @@ class Replay(ABC):
         return None
 
     def silence(self, size: int, rows: Sequence[int] | slice = slice(None)) -> Silence | None:
-        """Return the share of some outputs' iterations and tokens without a proposal; None if there is no such part."""
+        """Return the part of some outputs that is decoded without proposals; None if there is none."""
         begins, silent = self.silent_from(size), self.counts.silent_at(size)[rows].sum()
         if begins is None or not silent:
             return None

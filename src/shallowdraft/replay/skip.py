@@ -68,7 +68,7 @@ def open_skip_replays(path: Path, target: Model) -> Records:
 
 
 def _recorded(file: Records, trace: Trace, name: str, longest: int) -> dict[OutputKey, list[int]]:
-    """Return what the file has for the trace's outputs, of proposals that are long enough."""
+    """Return the numbers of right tokens that the file has for the trace's outputs, from proposals long enough."""
     outputs = {output.key: output for output in trace.outputs}
     right_by_key = {}
     for row in file:

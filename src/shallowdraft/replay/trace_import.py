@@ -98,8 +98,8 @@ def _ids(where: str, body: str) -> list[int]:
     printed = [part for part in re.split(r"(?:\\n|[\s,])+", body) if part]
     strange = [part for part in printed if not re.fullmatch(r"\d{1,9}", part, re.ASCII)]
     if strange or not printed:
-        what = f"holds {shortened(strange[0])}, which is no token id" if strange else "holds no token ids"
-        raise RecordError(f"{where} {what}; print every id")
+        problem = f"holds {shortened(strange[0])}, which is no token id" if strange else "holds no token ids"
+        raise RecordError(f"{where} {problem}; print every id")
     return [int(part) for part in printed]
 
 
@@ -122,7 +122,7 @@ def _parts(line: str) -> tuple[Record, Record]:
 
 
 def _sampling(where: str, request: Record) -> Sampling:
-    """Return the sampling of a request, whose log-probabilities must be those of the distribution drawn from."""
+    """Return the sampling of a request, if its log-probabilities are those of the distribution drawn from."""
     temperature = float(request.get("temperature", 0.0))
     if temperature == 0:
         return Sampling()

@@ -1,4 +1,4 @@
-"""Replay of drafts that propose a tree: the tree that keeps most of a trace, and what any tree would keep.
+"""Replay of drafts that propose a tree: the tree that keeps most of a trace, and the tokens that any tree would keep.
 
 While a path of the tree is accepted, the draft's context is the target's own output. So one teacher-forced pass gives
 the rank of every token in the draft's logits, and the ranks give every greedy iteration of every tree, exactly.

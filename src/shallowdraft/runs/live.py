@@ -76,7 +76,7 @@ class LiveRun:
 
     @classmethod
     def from_json(cls, row: Record) -> "LiveRun":
-        """Read a run from a line whose fields were checked."""
+        """Read a run from a line with checked fields."""
         before, after = (
             MachineState(*(state[name] for name in _StateFields.__annotations__)) for state in row["states"]
         )

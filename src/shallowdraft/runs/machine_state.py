@@ -69,9 +69,9 @@ def _centred_probes(group: Columns) -> Floats:
 
 def _centred_logs(values: Floats) -> Floats:
     """Return logarithms relative to their median; unknown values (0) count as the median."""
-    known = values > 0
-    logs = np.log(np.where(known, values, 1.0))
-    return np.where(known, logs - np.median(logs[known]) if known.any() else 0.0, 0.0)
+    measured = values > 0
+    logs = np.log(np.where(measured, values, 1.0))
+    return np.where(measured, logs - np.median(logs[measured]) if measured.any() else 0.0, 0.0)
 
 
 def median_ratio(samples: Columns, part: str, state: MachineState | None, slope: Mapping[str, float]) -> float:
@@ -87,8 +87,8 @@ def median_ratio(samples: Columns, part: str, state: MachineState | None, slope:
     distances = np.zeros(len(ratios))
     for name, width in WIDTHS.items():
         target = getattr(state, name)
-        known = (samples[name] > 0) & (target > 0)
-        offsets = np.where(known, np.log(np.where(known, samples[name], 1.0) / (target or 1.0)), 0.0)
+        measured = (samples[name] > 0) & (target > 0)
+        offsets = np.where(measured, np.log(np.where(measured, samples[name], 1.0) / (target or 1.0)), 0.0)
         distances += (offsets / width) ** 2
         ratios = ratios * np.exp(-slope[name] * offsets)
     distances -= distances.min()

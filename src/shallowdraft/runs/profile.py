@@ -26,7 +26,7 @@ from shallowdraft.runs.machine_state import WIDTHS, Columns, MachineState, as_co
 KIND = "profile"
 PARTS = ("draft_s", "verify_s", "other_s")  # of an iteration; they add up to its total
 EARLIER_NAMES = {"target_s": "verify_s", "rest_s": "other_s"}  # of fields, in early profiles
-DRAFT_MODEL_DRAFTERS = ("model", "tree")  # drafters whose proposals come from a draft model
+DRAFT_MODEL_DRAFTERS = ("model", "tree")  # drafters with a draft model
 PLANNED = "planned"  # the field that only plans have
 
 
@@ -164,7 +164,7 @@ def _usable_samples(file: Records) -> tuple[dict[Point, list[Record]], list[str]
 
 
 def _silent_note(path: Path, draft: str, contexts: Sequence[int]) -> str:
-    """Return the note on samples that earlier versions took where a draft had no room to draft."""
+    """Return the note on samples that earlier versions took at contexts without room for a proposal."""
     where = " ".join(map(str, sorted(set(contexts))))
     return (
         f"{path}: {len(contexts):,} samples at contexts {where} are left out: {draft} drafted nothing there, as its "

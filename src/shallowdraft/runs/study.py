@@ -1,4 +1,4 @@
-"""study.json: the result of a study, the ranked candidates with their predictions and what was measured live."""
+"""study.json: the result of a study, the ranked candidates with their predictions and live results."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -85,12 +85,12 @@ class StudyResult:
         if not best.live:
             return f"{best.name} {best.prediction.verdict}"
         low, high = best.live.interval
-        what = f"{best.name} {best.prediction.where}"
+        name = f"{best.name} {best.prediction.where}"
         if low > 1:
-            return f"speculation pays: {what} is {best.live.speed_up:.2f}x as fast (95 %: {low:.2f} to {high:.2f})"
+            return f"speculation pays: {name} is {best.live.speed_up:.2f}x as fast (95 %: {low:.2f} to {high:.2f})"
         if high < 1:
-            return f"speculation does not pay: the best, {what}, is {best.live.speed_up:.2f}x as fast"
-        return f"speculation makes no clear difference: {what} is {best.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+            return f"speculation does not pay: the best, {name}, is {best.live.speed_up:.2f}x as fast"
+        return f"speculation makes no clear difference: {name} is {best.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
 
     def to_json(self) -> Record:
         """Return the content of study.json."""
@@ -121,7 +121,7 @@ def _row_to_json(row: StudyRow) -> Record:
 
 
 def prediction_to_json(prediction: Prediction) -> Record:
-    """Return a prediction as every record and command writes it: its fields, and what follows from them."""
+    """Return a prediction as every record and command writes it: its fields, and figures that follow from them."""
     return {
         "lookahead": prediction.lookahead,
         "nodes": prediction.nodes,

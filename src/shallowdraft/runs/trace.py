@@ -61,7 +61,7 @@ class Output:
 
     @property
     def stream(self) -> int:
-        """The number of its random stream. It depends on the key only, not on what else is recorded."""
+        """The number of its random stream. It depends on the key only, not on other outputs."""
         return int.from_bytes(hashlib.sha256(json.dumps(self.key).encode()).digest()[:16])
 
 

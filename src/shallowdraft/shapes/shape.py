@@ -1,4 +1,4 @@
-"""A model's shape, read from a Hugging Face config, and what follows from it: tensors, bytes, FLOPs.
+"""Shapes of models, read from a Hugging Face config; tensors, bytes and FLOPs follow from them.
 
 The one idea: `ModelShape.layout()` names every tensor of a checkpoint once. Parameter counts, memory checks, loading,
 saving and the decoder's own parameter names all come from it. No torch here.
@@ -44,7 +44,7 @@ class ModelShape:
     vocab: int
     family: Family = "llama"
     kv_heads: int = 0
-    """Key/value heads; 0 means as many as heads."""
+    """Key/value heads; 0 means the number of heads."""
     head_dim: int = 0
     """Width of a head, independent of d_model; 0 means d_model / heads."""
     context: int = 2048
@@ -67,7 +67,7 @@ class ModelShape:
     post_norm: bool = False
     final_norm: bool = True
     encoder: EncoderShape | None = None
-    """The encoder of an encoder–decoder (T5), whose decoder has the layers and the context above."""
+    """The encoder of an encoder–decoder (T5); layers and context are then those of the decoder."""
 
     def __post_init__(self) -> None:
         counts = (
@@ -194,7 +194,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
-        """Read the shape that a Hugging Face config.json describes; refuse by name what is not supported."""
+        """Read the shape that a Hugging Face config.json describes; refuse unsupported models by name."""
         try:
             family = _supported_family(config)
             require_sizes(config)
@@ -248,8 +248,8 @@ def _supported_family(config: Mapping[str, Any]) -> Family:
         )
     experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if kind not in _ARCHITECTURES or experts:
-        what = f"a mixture of {experts} experts" if experts else "another architecture"
-        raise UnsupportedModelError(f"model_type {kind!r} is {what}; supported are {SUPPORTED}")
+        reason = f"a mixture of {experts} experts" if experts else "another architecture"
+        raise UnsupportedModelError(f"model_type {kind!r} is {reason}; supported are {SUPPORTED}")
     family: Family = kind
     return family
 

@@ -17,7 +17,7 @@ Cell = TypeVar("Cell")
 Result = TypeVar("Result")
 
 CONNECT_TIMEOUT_S = 10
-RETRIES = 5  # of a cell whose worker was lost
+RETRIES = 5  # of a cell after its worker was lost
 
 
 class Executor(Protocol):

@@ -1,4 +1,4 @@
-"""Shapes worth building: what a parent can be pruned to, how long each would draft, and the acceptance it would need.
+"""Shapes worth building: the children of a parent, how long each would draft, and the acceptance that each needs.
 
 How much a target accepts of a draft that does not exist cannot be known; how much it must accept can. At every
 lookahead the throughput to reach gives a TAR, and the TAR an acceptance rate; the lowest rate counts.
@@ -76,6 +76,7 @@ def design(
     """
     plain_tokens_per_s = 1 / profile.plain_s(context)
     timed = [lookahead for lookahead in lookaheads if lookahead <= max(profile.lookaheads())]
+    # Verification and everything else take the same time whatever the draft's shape.
     without_draft = {
         lookahead: Iteration(0.0, profile.verification_s(lookahead, context), profile.other_s(lookahead, context))
         for lookahead in timed
@@ -87,8 +88,8 @@ def design(
 
     def required(shape: ModelShape, tokens_per_s: float) -> Requirement:
         requirements = []
-        for lookahead, other in without_draft.items():
-            iteration = Iteration(latency.draft_s(shape, lookahead, context), other.verify_s, other.other_s)
+        for lookahead, times in without_draft.items():
+            iteration = Iteration(latency.draft_s(shape, lookahead, context), times.verify_s, times.other_s)
             tar = cost.required_tar(tokens_per_s, iteration)
             requirements.append(Requirement(lookahead, tar, cost.independent_acceptance(tar, lookahead)))
         return min(requirements, key=lambda requirement: (requirement.acceptance_rate, requirement.lookahead))

@@ -1,6 +1,6 @@
 """Live runs: every candidate decodes every prompt between two plain runs, so that both meet the same machine.
 
-All candidates take a turn on a prompt, in an order that is drawn anew each time. Nothing is written before a turn is
+All candidates take a turn on a prompt, in an order that is drawn for each turn. Nothing is written before a turn is
 over, and a turn begins with a plain run that does not count, so that no run that counts follows a write.
 
 A run that stalled is taken again, and the first that did not stall counts. A prompt on which some candidate always
@@ -92,7 +92,7 @@ def _turn(
     max_new_tokens: int,
 ) -> list[LiveRun]:
     """Run candidates on a prompt, a plain run before and after each, and compare their outputs afterwards."""
-    _plain_state(target, output, max_new_tokens)  # does not count: it follows what was written last
+    _plain_state(target, output, max_new_tokens)  # does not count, as it follows a write
     # states[i] and states[i + 1] are the machine before and after candidate i: neighbours share a plain run.
     states, generations = [_plain_state(target, output, max_new_tokens)], []
     for candidate in candidates:
@@ -197,7 +197,7 @@ def _live_run(
 
 @dataclass(frozen=True)
 class LiveResult:
-    """A candidate against plain decoding, and the machine that it met."""
+    """The speed of a candidate against plain decoding, and the states of the machine during its runs."""
 
     speed: LiveSpeed
     states: dict[PromptKey, list[MachineState]] = field(repr=False)
@@ -219,7 +219,7 @@ class LiveResults:
 
 
 def measured(path: Path, outputs: Sequence[Output], candidates: Sequence[Candidate]) -> LiveResults:
-    """Read what candidates showed on these outputs, by the rounds that ran on all of them."""
+    """Read the results of candidates on these outputs, from the rounds that ran on all of them."""
     # A round of a candidate counts if it was run on all prompts, so that all prompts weigh the same.
     by_round: dict[Candidate, dict[int, dict[PromptKey, Attempts]]] = {}
     for (key, number, candidate), attempts in _attempts(read_live_runs(path), outputs).items():
@@ -237,7 +237,7 @@ def measured(path: Path, outputs: Sequence[Output], candidates: Sequence[Candida
         for candidate, attempts_of in by_prompt.items():
             counting = {key: _counting_runs(rounds) for key, rounds in attempts_of.items() if key not in stalled}
             results[candidate] = _result(counting, lossless=lossless[candidate])
-    # No engine can be faster than its TAR (see above): such a result shows a disturbed machine.
+    # No engine can be faster than its TAR (see above): a result above it shows a disturbed machine.
     return LiveResults(
         {candidate: result for candidate, result in results.items() if result.speed.speed_up <= result.speed.tar},
         {candidate: result for candidate, result in results.items() if result.speed.speed_up > result.speed.tar},

@@ -1,4 +1,4 @@
-"""Proposers of a study: for each kind of drafting what it needs, how it is replayed, and how the engine runs it."""
+"""Proposers of a study: the needs of each kind of drafting, its replay, and its options in the engine."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ from shallowdraft.runs.trace import Trace
 
 @dataclass(frozen=True)
 class Proposer:
-    """A drafter with what it needs."""
+    """A kind of drafting with its draft model or heads, ready to be replayed and to run."""
 
     name: str
-    """In tables."""
+    """The name in tables."""
     drafter: DrafterName
     draft: str
-    """In records: tells proposers of one drafter apart."""
+    """The name in records, which tells proposers of one drafter apart."""
     shape: str
     context: int
     """The longest text that it reads."""
@@ -37,9 +37,9 @@ class Proposer:
     replay: Callable[[Trace, Sequence[int], Path], Replay] = field(repr=False)
     """Replays a trace at some sizes; the folder keeps results that take long."""
     layers: int = 0
-    """Of a draft model; other proposers have no model of their own."""
+    """Layers of a draft model; other proposers have no model of their own."""
     parameters: int = 0
-    """Of a draft model."""
+    """Parameters of a draft model."""
 
     @property
     def key(self) -> ProposerKey:
@@ -111,7 +111,7 @@ def skip_proposer(target: Model, skips: Collection[int] | None = None) -> Propos
 
 
 def medusa_proposer(target: Model, heads: Heads, name: str) -> Proposer:
-    """Return the proposer of Medusa heads on the target; `name` is what records call them."""
+    """Return the proposer of Medusa heads on the target; `name` is their name in records."""
     return Proposer(
         "medusa",
         "medusa",

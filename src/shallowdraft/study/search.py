@@ -94,7 +94,7 @@ class PassedOver:
 
 
 def attempted(step: Callable[[], Result]) -> Result | PassedOver:
-    """Return the result of a step of one candidate, or its failure; raise what would fail for every candidate."""
+    """Return the result of a step of one candidate, or its failure; raise errors that every candidate would have."""
     try:
         return step()
     except (ClusterError, CorpusError, RecordError):

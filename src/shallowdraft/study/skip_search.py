@@ -257,5 +257,5 @@ def _read(file: Records) -> tuple[Costs | None, list[Trial]]:
     where, record = first
     costs = from_record(Costs, record, where, RecordError)
     if lacking := {str(lookahead) for lookahead in TIMED} - costs.rest_s.keys():
-        raise RecordError(f"{where}: rest_s has no times of lookahead {min(lacking)}; search anew")
+        raise RecordError(f"{where}: rest_s has no times of lookahead {min(lacking)}; search again into another file")
     return costs, [from_record(Trial, record, where, RecordError) for where, record in lines]

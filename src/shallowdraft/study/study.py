@@ -34,7 +34,7 @@ from shallowdraft.study.tokens import keep_tokens
 Follow = Callable[[str, Iterator[int], int], None]
 """Shows progress: takes the name of a task, an iterator of how much is done, which it must exhaust, and the total."""
 
-SHOWN_TEXTS = 3  # candidates whose texts the report shows token by token
+SHOWN_TEXTS = 3  # candidates that the report shows token by token
 NODES = (4, 8, 16)  # of trees, unless others are named
 TIMED_LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # times of the others lie between
 
@@ -88,7 +88,7 @@ def study(
     failed: Mapping[str, str] | None = None,
     executor: Executor | None = None,
 ) -> StudyResult:
-    """Run all stages, or what is left of them.
+    """Run all stages, or go on where an interrupted study stopped.
 
     `failed` says which drafts could not even be loaded; `executor` is where replays run.
     """
@@ -121,7 +121,7 @@ def study(
 
 
 def _record(target: Model, plan: Plan, path: Path, follow: Follow) -> Trace:
-    """Record what the trace lacks, and return the outputs of the plan's prompts."""
+    """Record the outputs that the trace lacks, and return those of the plan's prompts."""
     steps = record(target, plan.prompts, path, max_new_tokens=plan.max_new_tokens, sampling=Sampling())
     follow("recording the target", steps, len(plan.prompts))
     trace, keys = read_trace(path), {(set_name, prompt.id) for set_name, prompt in plan.prompts}
@@ -181,7 +181,7 @@ def _replay_record(entry: Replayed, plan: Plan) -> ReplayRecord:
 
 
 def _profile(target: Model, replayed: Sequence[Replayed], plan: Plan, path: Path, follow: Follow) -> Profile:
-    """Time what the profile lacks."""
+    """Take the samples that the profile lacks."""
     points = [point for entry in replayed for point in _points(target, entry, plan)]
     options = {entry.proposer.key: entry.proposer.options for entry in replayed}
     follow("timing iterations", measure(target, options, points, path, plan.rounds), plan.rounds * len(points))
@@ -234,7 +234,7 @@ def spread(outputs: Sequence[Output], count: int) -> list[Output]:
 
 
 def _row(entry: Replayed, profile: Profile, live: LiveResults) -> StudyRow:
-    """Return a row of the table; what ran live is predicted again for the machine that it met."""
+    """Return a row of the table; a candidate that ran live is predicted again for the machine as it was then."""
     prediction, candidate = entry.best, entry.candidate
     result, impossible = live.by_candidate.get(candidate), live.impossible.get(candidate)
     if result:
