@@ -263,7 +263,7 @@ def predict(
     if not isinstance(replays, Replays):
         names = as_list(drafts) if drafts is not None else timed.drafts
         if not names:
-            raise OptionError("the profile has the times of no draft model; time one: profile --draft")
+            raise OptionError("the profile has the times of no draft model; time one: profile --drafts")
         loaded = [load_draft_model(name, draft_dtype or dtype, device) for name in names]
         replays = replay(trace, loaded)
     predictions = []

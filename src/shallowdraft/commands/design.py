@@ -12,7 +12,7 @@ from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.results import DesignResult, DraftPrediction, SearchResult
-    from shallowdraft.studying.design import Needed
+    from shallowdraft.studying.design import Requirement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _show_best(best: "DraftPrediction") -> None:
         console.print(f"{best.draft} is {prediction.silence}", soft_wrap=True)
 
 
-def _needed(needed: "Needed") -> str:
+def _needed(needed: "Requirement") -> str:
     if isinf(needed.acceptance_rate):
         return "never"
     return f"TAR {needed.tar:.2f} at d={needed.lookahead} ({needed.acceptance_rate:.0%})"
