@@ -1,7 +1,7 @@
 """Claims 2 to 4 of "Decoding Speculative Decoding" on this machine and the zoo, a statement each.
 
-2: of drafts of equal size the one with fewer, wider layers drafts faster. 3: a draft's accuracy does not tell its TAR.
-4: of drafts of equal size the wide, shallow one gives the most throughput.
+2: of drafts of equal size the one with fewer, wider layers drafts faster. 3: a draft's accuracy does not foretell its
+TAR. 4: of drafts of equal size the wide, shallow one gives the most throughput.
 
     python benchmarks/claims.py --out DIR
 """
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from shallowdraft.intervals import bootstrap
 from shallowdraft.models import zoo
 from shallowdraft.models.checkpoint import find_folder, read_shape
-from shallowdraft.profiling.latency_model import RANDOM, figure_4, fit, observations
-from shallowdraft.records import commit, processor
+from shallowdraft.profiling.latency_model import figure_4, fit, observations
+from shallowdraft.records import RANDOM, commit, processor
 from shallowdraft.runs.profile import Profile, read_profile
 
 EQUAL = ("1x256", "2x192", "4x128", "8x96")  # as many weights in layers, wide to deep
@@ -38,18 +38,18 @@ def depth_sets_latency(folder: Path) -> str:
     shallowdraft(
         "profile", "--target", "zoo:target", "--shapes", "auto", "--contexts", str(CONTEXT), "--out", str(profile)
     )
-    found, parent = read_profile(profile), read_shape(find_folder("zoo:target"))
+    timed, parent = read_profile(profile), read_shape(find_folder("zoo:target"))
     lines = []
     for title, family in figure_4(parent).items():
-        steps = (found.iteration(f"{RANDOM}{shape}", LOOKAHEAD, CONTEXT).draft_s / LOOKAHEAD for shape in family)
+        steps = (timed.iteration(f"{RANDOM}{shape}", LOOKAHEAD, CONTEXT).draft_s / LOOKAHEAD for shape in family)
         lines.append(
             f"  us a step, {title}: "
             + ", ".join(f"{shape} {1e6 * s:.0f}" for shape, s in zip(family, steps, strict=True))
         )
-    law = fit(observations(found, parent))
+    latency = fit(observations(timed, parent))
     lines.append(
-        f"  law: {1e6 * law.layer_s:.1f} us a layer, {1e12 * law.weight_s:.1f} us a million weights; "
-        f"typically {law.typical_error:.0%} off"
+        f"  latency model: {1e6 * latency.layer_s:.1f} us a layer, {1e12 * latency.weight_s:.1f} us a million weights; "
+        f"typically {latency.typical_error:.0%} off"
     )
     ratio, (low, high) = deep_over_wide(read_profile(folder / "run" / "profile.jsonl"))
     holds = "holds" if low > 1 else "does not hold here"
@@ -58,16 +58,14 @@ def depth_sets_latency(folder: Path) -> str:
 
 
 def deep_over_wide(profile: Profile) -> tuple[float, tuple[float, float]]:
-    """How much longer the deepest draft of the zoo takes for its tokens than the widest; both were timed in turns."""
+    """Return how many times as long the zoo's deepest draft takes to draft as its widest; both were timed in turns."""
 
     def drafting(name: str) -> NDArray[np.float64]:
-        """Over plain decoding beside it."""
-        rows = [
-            row
-            for point, found in profile.samples.items()
-            if (point.candidate.draft, point.candidate.lookahead) == (f"zoo:{name}", LOOKAHEAD)
-            for row in found
-        ]
+        """Return the seconds of drafting relative to a plain token, of every sample."""
+        rows = []
+        for point, of_point in profile.samples.items():
+            if (point.candidate.draft, point.candidate.lookahead) == (f"zoo:{name}", LOOKAHEAD):
+                rows += of_point
         return np.array([row["draft_s"] / row["plain_s"] for row in rows])
 
     wide, deep = drafting(EQUAL[0]), drafting(EQUAL[-1])
@@ -77,7 +75,7 @@ def deep_over_wide(profile: Profile) -> tuple[float, tuple[float, float]]:
 
 def accuracy_tells_nothing(folder: Path) -> str:
     drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
-    given = [
+    args = [
         "accuracy",
         "--draft",
         *drafts,
@@ -87,30 +85,30 @@ def accuracy_tells_nothing(folder: Path) -> str:
         "--trace",
         str(folder / "run" / "trace.jsonl"),
     ]
-    found = json.loads(shallowdraft(*given, "--json"))
-    lines = [f"3. {name}: {one['statement']}" for name, one in found["claims"].items()]
-    for draft in found["drafts"]:
-        figures = ", ".join(
-            f"{name} {one['accuracy']['value']:.0%} ({one['accuracy']['interval'][0]:.0%} to "
-            f"{one['accuracy']['interval'][1]:.0%}), loss {one['loss']:.2f}"
-            for name, one in draft["sets"].items()
-        )
-        lines.append(f"  {draft['name']}: {figures}; TAR at 5 {draft['tar']:.2f}")
+    result = json.loads(shallowdraft(*args, "--json"))
+    lines = [f"3. {name}: {claim['statement']}" for name, claim in result["claims"].items()]
+    for draft in result["drafts"]:
+        figures = []
+        for name, score in draft["sets"].items():
+            share, (low, high) = score["accuracy"]["value"], score["accuracy"]["interval"]
+            figures.append(f"{name} {share:.0%} ({low:.0%} to {high:.0%}), loss {score['loss']:.2f}")
+        lines.append(f"  {draft['name']}: {', '.join(figures)}; TAR at 5 {draft['tar']:.2f}")
     return "\n".join(lines)
 
 
 def wide_beats_deep(folder: Path) -> str:
     drafts = [f"zoo:{name}" for name in EQUAL]
-    given = ["study", "--target", "zoo:target", "--drafts", *drafts, "--prompts", "zoo", "gsm8k", "hellaswag"]
-    given += ["--limit", "40", "--lookaheads", "1:8", "--live", str(len(EQUAL)), "--out", str(folder / "run"), "--json"]
-    rows: dict[str, dict[str, Any]] = {row["draft"]: row for row in json.loads(shallowdraft(*given))["rows"]}
+    args = ["study", "--target", "zoo:target", "--drafts", *drafts, "--prompts", "zoo", "gsm8k", "hellaswag"]
+    args += ["--limit", "40", "--lookaheads", "1:8", "--live", str(len(EQUAL)), "--out", str(folder / "run"), "--json"]
+    rows: dict[str, dict[str, Any]] = {row["draft"]: row for row in json.loads(shallowdraft(*args))["rows"]}
     lines = []
     for name in drafts:
         row = rows[name]
         low, high = row["live"]["interval"]
+        draft_ms = 1e3 * row["prediction"]["iteration"]["draft_s"]
         lines.append(
             f"  {name} at lookahead {row['lookahead']}: TAR {row['live']['tar']:.2f}, drafting "
-            f"{1e3 * row['iteration']['draft_s']:.2f} ms, {row['live']['speed_up']:.2f}x ({low:.2f} to {high:.2f})"
+            f"{draft_ms:.2f} ms, {row['live']['speed_up']:.2f}x ({low:.2f} to {high:.2f})"
         )
     speeds = {name: rows[name]["live"] for name in drafts}
     fastest = max(speeds, key=lambda name: speeds[name]["speed_up"])
@@ -123,11 +121,11 @@ def wide_beats_deep(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the records; a second run goes on there")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    fourth = wide_beats_deep(given.out)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    fourth = wide_beats_deep(args.out)
     print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; greedy, batch 1, drafts in 8 bits")
-    print(depth_sets_latency(given.out), accuracy_tells_nothing(given.out), fourth, sep="\n")
+    print(depth_sets_latency(args.out), accuracy_tells_nothing(args.out), fourth, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Do ways that run live in two opposite orders show the same speed-ups while another process uses the machine?
+"""Do candidates that run live in two opposite orders show the same speed-ups beside a busy process?
 
 One core is busy half of the time, 100 ms on and 100 ms off. Two sets of live runs, as a study makes
-them, take turns prompt by prompt: for each prompt and round the ways of the one run in the mirrored
-order of the other. Speed-ups agree where their 95 % intervals overlap. Greedy, batch 1, the zoo on a
-CPU.
+them, take turns prompt by prompt: for each prompt and round the candidates of one set run in the
+mirrored order of the other. Speed-ups agree where their 95 % intervals overlap. Greedy, batch 1, the
+zoo on a CPU.
 
     python benchmarks/live_order.py [--set zoo] [--prompts 24] [--rounds 2] [--out DIR]
 
@@ -31,8 +31,9 @@ from shallowdraft.records import commit, processor
 from shallowdraft.replaying.recording import record
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.sampling import Sampling
+from shallowdraft.runs.study import LiveSpeed
 from shallowdraft.runs.trace import Trace, read_trace
-from shallowdraft.studying.live import LiveRuns, Measured, measured, run_live
+from shallowdraft.studying.live import LiveResults, measured, run_live
 
 NGRAM = Candidate("n-gram", 8, "ngram")
 SLICE_S = 0.1
@@ -62,25 +63,25 @@ def calm() -> Iterator[None]:
     yield
 
 
-def traced(target: sd.Model, given: argparse.Namespace, folder: Path) -> Trace:
-    prompts = [(given.set, prompt) for prompt in load_prompts(given.set)[: given.prompts]]
+def traced(target: sd.Model, args: argparse.Namespace, folder: Path) -> Trace:
+    prompts = [(args.set, prompt) for prompt in load_prompts(args.set)[: args.prompts]]
     path = folder / "trace.jsonl"
-    for _ in record(target, prompts, path, max_new_tokens=given.new_tokens, sampling=Sampling()):
+    for _ in record(target, prompts, path, max_new_tokens=args.new_tokens, sampling=Sampling()):
         pass
     return read_trace(path)
 
 
 def both_orders(
-    target: sd.Model, candidates: list[Candidate], given: argparse.Namespace, folder: Path
-) -> list[LiveRuns]:
-    """Run the ways live in one order and in the other."""
+    target: sd.Model, candidates: list[Candidate], args: argparse.Namespace, folder: Path
+) -> list[LiveResults]:
+    """Run the candidates live in one order and in the other."""
     drafts = {
         candidate.draft: sd.load_draft(candidate.draft, device="cpu") for candidate in candidates if candidate != NGRAM
     }
     proposers = draft_options(drafts) | {("ngram", NGRAM.draft): {"drafter": "ngram"}}
-    trace, size = traced(target, given, folder), {"max_new_tokens": given.new_tokens, "rounds": given.rounds}
+    trace, size = traced(target, args, folder), {"max_new_tokens": args.new_tokens, "rounds": args.rounds}
     orders = {folder / "one.jsonl": candidates, folder / "other.jsonl": candidates[::-1]}
-    with calm() if given.calm else busy():
+    with calm() if args.calm else busy():
         steps = [
             run_live(target, proposers, order, trace.outputs, path, **size, about={}) for path, order in orders.items()
         ]
@@ -89,18 +90,18 @@ def both_orders(
     return [measured(path, trace.outputs, candidates) for path in orders]
 
 
-def shown(run: Measured | None) -> str:
-    if run is None:
+def shown(speed: LiveSpeed | None) -> str:
+    if speed is None:
         return "impossible"
-    low, high = run.interval
-    return f"{run.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+    low, high = speed.interval
+    return f"{speed.speed_up:.2f}x ({low:.2f} to {high:.2f})"
 
 
-def agree(one: Measured | None, other: Measured | None) -> bool:
-    """Whether both were measured, and their intervals overlap."""
-    if one is None or other is None:
+def agree(first: LiveSpeed | None, second: LiveSpeed | None) -> bool:
+    """Return whether both were measured, and their intervals overlap."""
+    if first is None or second is None:
         return False
-    return max(one.interval[0], other.interval[0]) <= min(one.interval[1], other.interval[1])
+    return max(first.interval[0], second.interval[0]) <= min(first.interval[1], second.interval[1])
 
 
 def main() -> int:
@@ -114,23 +115,24 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--calm", action="store_true", help="without the busy process")
     parser.add_argument("--out", type=Path, help="folder for the records")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    candidates = [NGRAM, *(Candidate(f"zoo:{name}", given.lookahead) for name in given.drafts)]
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    candidates = [NGRAM, *(Candidate(f"zoo:{name}", args.lookahead) for name in args.drafts)]
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.out or Path(scratch)
-        runs = both_orders(sd.load("zoo:target", device="cpu"), candidates, given, folder)
+        folder = args.out or Path(scratch)
+        runs = both_orders(sd.load("zoo:target", device="cpu"), candidates, args, folder)
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
-    beside = "nothing beside it" if given.calm else "beside it one core is busy half of the time"
-    print(f"{given.prompts} prompts of {given.set}, {given.rounds} rounds, {given.threads} threads; {beside}")
-    print(f"{'way':<20}{'TAR':>6}  {'in one order (95 %)':<24}{'in the other':<24}agree")
+    beside = "nothing beside it" if args.calm else "beside it one core is busy half of the time"
+    print(f"{args.prompts} prompts of {args.set}, {args.rounds} rounds, {args.threads} threads; {beside}")
+    print(f"{'candidate':<20}{'TAR':>6}  {'in one order (95 %)':<24}{'in the other':<24}agree")
     same = []
     for candidate in candidates:
-        one, other = (run.by_way.get(candidate) for run in runs)
-        same.append(agree(one, other))
-        tar = next((run.tar for run in (one, other) if run), float("nan"))
+        results = [run.by_candidate.get(candidate) for run in runs]
+        first, second = (result.speed if result else None for result in results)
+        same.append(agree(first, second))
+        tar = next((speed.tar for speed in (first, second) if speed), float("nan"))
         name = f"{candidate.draft}, d = {candidate.lookahead}"
-        print(f"{name:<20}{tar:>6.2f}  {shown(one):<24}{shown(other):<24}{'yes' if same[-1] else 'NO'}")
+        print(f"{name:<20}{tar:>6.2f}  {shown(first):<24}{shown(second):<24}{'yes' if same[-1] else 'NO'}")
     for order, run in zip(("one order", "the other"), runs, strict=True):
         print(f"stalled in {order}: {', '.join(map(' '.join, run.stalled)) or 'none'}")
     return int(not all(same))

@@ -30,16 +30,16 @@ from shallowdraft.runs.profile import Profile, read_profile
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Trace, read_trace
 from shallowdraft.studying.forecast import forecast_in_states
-from shallowdraft.studying.live import Measured, measured, run_live
+from shallowdraft.studying.live import LiveResult, measured, run_live
 
 
-def traced(target: sd.Model, name: str, given: argparse.Namespace, folder: Path) -> Trace:
-    prompts = [prompt for prompt in load_prompts(name) if len(prompt.text) < given.characters][: given.prompts]
+def traced(target: sd.Model, name: str, args: argparse.Namespace, folder: Path) -> Trace:
+    prompts = [prompt for prompt in load_prompts(name) if len(prompt.text) < args.characters][: args.prompts]
     steps = record(
         target,
         [(name, prompt) for prompt in prompts],
         folder / f"{name}.jsonl",
-        max_new_tokens=given.new_tokens,
+        max_new_tokens=args.new_tokens,
         sampling=Sampling(),
     )
     for _ in steps:
@@ -47,32 +47,33 @@ def traced(target: sd.Model, name: str, given: argparse.Namespace, folder: Path)
     return read_trace(folder / f"{name}.jsonl")
 
 
-def profiled(given: argparse.Namespace, folder: Path) -> Profile:
-    """By another process."""
+def profiled(args: argparse.Namespace, folder: Path) -> Profile:
+    """Profile in another process."""
     path = folder / "profile.jsonl"
-    lookaheads = [str(d) for d in range(1, given.lookaheads + 1)]
+    lookaheads = [str(d) for d in range(1, args.lookaheads + 1)]
     command = [sys.executable, "-m", "shallowdraft", "profile", "--target", "zoo:target", "--out", str(path)]
-    command += ["--draft", *(f"zoo:{name}" for name in given.drafts), "--lookaheads", *lookaheads]
-    subprocess.run([*command, "--rounds", str(given.rounds)], check=True, stdout=subprocess.DEVNULL)
+    command += ["--draft", *(f"zoo:{name}" for name in args.drafts), "--lookaheads", *lookaheads]
+    subprocess.run([*command, "--rounds", str(args.rounds)], check=True, stdout=subprocess.DEVNULL)
     return read_profile(path)
 
 
 def live(
-    target: sd.Model, drafts: dict[str, sd.Model], trace: Trace, given: argparse.Namespace, path: Path
-) -> dict[Candidate, Measured]:
-    candidates = [Candidate.with_draft(draft, d) for draft in drafts.values() for d in range(1, given.lookaheads + 1)]
-    size = {"max_new_tokens": given.new_tokens, "rounds": given.live_rounds}
+    target: sd.Model, drafts: dict[str, sd.Model], trace: Trace, args: argparse.Namespace, path: Path
+) -> dict[Candidate, LiveResult]:
+    candidates = [Candidate.with_draft(draft, d) for draft in drafts.values() for d in range(1, args.lookaheads + 1)]
+    size = {"max_new_tokens": args.new_tokens, "rounds": args.live_rounds}
     for _ in run_live(target, draft_options(drafts), candidates, trace.outputs, path, **size, about={}):
         pass
-    found = measured(path, trace.outputs, candidates)
-    if found.stalled:
-        print(f"the machine stalled on {', '.join(map(' '.join, found.stalled))}: left out", flush=True)
-    for candidate, run in found.impossible.items():
+    results = measured(path, trace.outputs, candidates)
+    if results.stalled:
+        print(f"the machine stalled on {', '.join(map(' '.join, results.stalled))}: left out", flush=True)
+    for candidate, result in results.impossible.items():
+        speed = result.speed
         print(
-            f"{candidate.draft} at {candidate.lookahead}: {run.speed_up:.3f}x is above its TAR of {run.tar:.3f}, "
+            f"{candidate.draft} at {candidate.lookahead}: {speed.speed_up:.3f}x is above its TAR of {speed.tar:.3f}, "
             "which is impossible: left out"
         )
-    return found.by_way
+    return results.by_candidate
 
 
 def main() -> None:
@@ -86,32 +87,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="of the profile")
     parser.add_argument("--live-rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder for the records")
-    given = parser.parse_args()
+    args = parser.parse_args()
     target = sd.load("zoo:target", device="cpu")
-    drafts = {f"zoo:{name}": sd.load_draft(f"zoo:{name}", device="cpu") for name in given.drafts}
+    drafts = {f"zoo:{name}": sd.load_draft(f"zoo:{name}", device="cpu") for name in args.drafts}
     errors: dict[tuple[str, str, int], float] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = given.out or Path(name)
+        folder = args.out or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        profile = profiled(given, folder)
-        print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; {given.prompts} prompts a set")
-        print(f"{'set':<12}{'draft':<20}" + "".join(f"{f'd={d}':>14}" for d in range(1, given.lookaheads + 1)))
-        for of_set in given.sets:
-            trace = traced(target, of_set, given, folder)
-            runs = live(target, drafts, trace, given, folder / f"{of_set}-live.jsonl")
+        profile = profiled(args, folder)
+        print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; {args.prompts} prompts a set")
+        print(f"{'set':<12}{'draft':<20}" + "".join(f"{f'd={d}':>14}" for d in range(1, args.lookaheads + 1)))
+        for prompt_set in args.sets:
+            trace = traced(target, prompt_set, args, folder)
+            runs = live(target, drafts, trace, args, folder / f"{prompt_set}-live.jsonl")
             for draft, model in drafts.items() if runs else ():
-                found, cells = replay_model(model, trace), []
-                for d in range(1, given.lookaheads + 1):
+                replay, cells = replay_model(model, trace), []
+                for d in range(1, args.lookaheads + 1):
                     run = runs.get(Candidate.with_draft(model, d))
                     if run is None:
                         cells.append(f"{'impossible':>14}")
                         continue
-                    made = forecast_in_states(found, profile, d, run.states)
-                    assert run.lossless
-                    assert abs(run.tar - made.tar) < 1e-9
-                    errors[of_set, draft, d] = made.speed_up / run.speed_up - 1
-                    cells.append(f"{made.speed_up:>7.2f} {run.speed_up:>6.2f}")
-                print(f"{of_set:<12}{draft:<20}" + "".join(cells), flush=True)
+                    predicted = forecast_in_states(replay, profile, d, run.states)
+                    assert run.speed.lossless
+                    assert abs(run.speed.tar - predicted.tar) < 1e-9
+                    errors[prompt_set, draft, d] = predicted.speed_up / run.speed.speed_up - 1
+                    cells.append(f"{predicted.speed_up:>7.2f} {run.speed.speed_up:>6.2f}")
+                print(f"{prompt_set:<12}{draft:<20}" + "".join(cells), flush=True)
     sizes = np.abs(list(errors.values()))
     worst = max(errors, key=lambda key: abs(errors[key]))
     bias = float(np.median(list(errors.values())))

@@ -1,7 +1,7 @@
-"""What knowing a draft's acceptance costs: one replay for all lookaheads, against decoding live at each.
+"""The cost of knowing a draft's acceptance: one replay for all lookaheads, against decoding live at each.
 
-Both in one process, a draft at a time; live runs are those that replay makes unnecessary, plain decoding is in neither
-(the trace is recorded once for all drafts). The counts must be the same.
+Both run in one process, a draft at a time. Neither time includes plain decoding, as the trace is recorded once for all
+drafts. The counts must be the same.
 
     python benchmarks/replay.py [--prompts 40] [--new-tokens 64] [--lookaheads 12]
 """
@@ -28,29 +28,29 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--lookaheads", type=int, default=12)
-    given = parser.parse_args()
+    args = parser.parse_args()
     target = sd.load("zoo:target", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
-        prompts = [(given.set, prompt) for prompt in load_prompts(given.set)[: given.prompts]]
+        prompts = [(args.set, prompt) for prompt in load_prompts(args.set)[: args.prompts]]
         file = Path(folder) / "trace.jsonl"
-        for _ in record(target, prompts, file, max_new_tokens=given.new_tokens, sampling=Sampling()):
+        for _ in record(target, prompts, file, max_new_tokens=args.new_tokens, sampling=Sampling()):
             pass
         trace = read_trace(file)
-    size = f"{len(prompts)} prompts, {given.new_tokens} tokens"
+    size = f"{len(prompts)} prompts, {args.new_tokens} tokens"
     print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; {size}")
-    print(f"{'draft':<20}{'replay s':>10}{f'live, 1 to {given.lookaheads}, s':>20}{'times cheaper':>16}")
-    for name in given.drafts:
+    print(f"{'draft':<20}{'replay s':>10}{f'live, 1 to {args.lookaheads}, s':>20}{'times cheaper':>16}")
+    for name in args.drafts:
         draft = sd.load_draft(f"zoo:{name}", device="cpu")
         replay_model(draft, trace)  # warms up
         begin_s = time.perf_counter()
         tars = replay_model(draft, trace).tar()
         replay_s, live_s = time.perf_counter() - begin_s, 0.0
-        for lookahead in range(1, given.lookaheads + 1):
+        for lookahead in range(1, args.lookaheads + 1):
             begin_s = time.perf_counter()
-            options = {"draft": draft, "lookahead": lookahead, "max_new_tokens": given.new_tokens}
+            options = {"draft": draft, "lookahead": lookahead, "max_new_tokens": args.new_tokens}
             stats = [sd.generate(target, output.prompt, **options).stats for output in trace.outputs]
             live_s += time.perf_counter() - begin_s
-            tar = sum(one.emitted for one in stats) / sum(one.iterations for one in stats)
+            tar = sum(run.emitted for run in stats) / sum(run.iterations for run in stats)
             assert abs(tar - tars[lookahead]) < 1e-9
         print(f"{name:<20}{replay_s:>10.2f}{live_s:>20.1f}{live_s / replay_s:>15.0f}x", flush=True)
 

@@ -1,9 +1,9 @@
-"""Every way of speculating on the same footing: tokens an iteration, times, speed against plain decoding, extra memory.
+"""Every drafter on the same footing: tokens per iteration, times, speed against plain decoding, extra memory.
 
-Greedy, batch 1, the zoo on a CPU or a GPU. On each prompt all ways take turns, in an order that is drawn anew each
-round, and the fastest of its rounds counts, because others may use the machine too; the speed-up is the ratio of the
-sums of decoding time, its interval a bootstrap over prompts. Outputs must be those of plain decoding. A set may be a
-file, and SET@TASK is one task of it: Spec-Bench's summarisation may not be shipped, so name your copy.
+Greedy, batch 1, the zoo on a CPU or a GPU. On each prompt all candidates take turns, in an order that is drawn anew
+each round, and the fastest of its rounds counts, because others may use the machine too. The speed-up is the ratio of
+the sums of decoding time, its interval a bootstrap over prompts. Outputs must be those of plain decoding. A set may be
+a file, and SET@TASK is one task of it: Spec-Bench's summarisation may not be shipped, so name your copy.
 
     python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--skips FILE]
 """
@@ -30,9 +30,11 @@ from shallowdraft.studying.skip_search import read_trials
 DRAFT = "zoo:4x128"
 
 
-def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | None) -> dict[str, dict[str, Any]]:
-    """Plain decoding first."""
-    found: dict[str, dict[str, Any]] = {
+def options_by_name(
+    target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | None
+) -> dict[str, dict[str, Any]]:
+    """Return the options of every candidate, plain decoding first."""
+    candidates: dict[str, dict[str, Any]] = {
         "plain": {},
         "draft, d = 2": {"draft": draft, "lookahead": 2},
         "draft, d = 4": {"draft": draft, "lookahead": 4},
@@ -43,90 +45,94 @@ def ways(target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | No
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
     if target.device.type == "cpu":  # a GPU's iterations all have the same length
-        found["draft while sure, d <= 6"] = {"draft": draft, "lookahead": 6, "min_confidence": 0.1}
-    guesses = sd.load_heads(target, heads)
+        candidates["draft while sure, d <= 6"] = {"draft": draft, "lookahead": 6, "min_confidence": 0.1}
+    medusa_heads = sd.load_heads(target, heads)
     for nodes in (4, 16, 48):
-        found[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": guesses, "nodes": nodes}
+        candidates[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": medusa_heads, "nodes": nodes}
     trials = read_trials(skips) if skips else []
-    for kind, tried in (("regular", [one for one in trials if one.uniform]), ("searched", trials)):
+    for kind, tried in (("regular", [trial for trial in trials if trial.uniform]), ("searched", trials)):
         for best in tried[:1]:
             options = {"drafter": "skip", "skips": best.skips, "lookahead": best.lookahead}
-            found[f"skip, {kind}, d = {best.lookahead}"] = options
-    return found
+            candidates[f"skip, {kind}, d = {best.lookahead}"] = options
+    return candidates
 
 
 def extra_bytes(target: sd.Model, options: dict[str, Any], tokens: int) -> int:
-    """Beside plain decoding: a draft's weights and cache, the slots of a tree."""
-    found = 0
+    """Return the memory needed beside plain decoding: a draft's weights and KV cache, the slots of a tree."""
+    total = 0
     if draft := options.get("draft"):
         parameters = (*draft.decoder.parameters(), *draft.decoder.buffers())
-        found += sum(one.numel() * one.element_size() for one in parameters)
-        found += tokens * draft.shape.kv_bytes_per_token(dtype_name(draft.decoder.dtype))
+        total += sum(tensor.numel() * tensor.element_size() for tensor in parameters)
+        total += tokens * draft.shape.kv_bytes_per_token(dtype_name(draft.decoder.dtype))
     if heads := options.get("heads"):
-        found += sum(one.numel() * one.element_size() for one in heads.parameters())
+        total += sum(tensor.numel() * tensor.element_size() for tensor in heads.parameters())
     lookahead = options.get("lookahead", 0)
     slots = options.get("nodes", lookahead if isinstance(lookahead, int) else 8)
-    return found + slots * target.shape.kv_bytes_per_token(dtype_name(target.decoder.dtype))
+    return total + slots * target.shape.kv_bytes_per_token(dtype_name(target.decoder.dtype))
 
 
 def prompts_of(name: str, limit: int) -> list[str]:
-    """A set, or one task of it."""
+    """Return the prompts of a set, or of one task of it."""
     whole, _, task = name.partition("@")
-    found = [prompt.text for prompt in load_prompts(whole) if prompt.task.endswith(task)][:limit]
-    if not found:
+    texts = [prompt.text for prompt in load_prompts(whole) if prompt.task.endswith(task)][:limit]
+    if not texts:
         raise SystemExit(f"{whole} has no prompts of the task {task}")
-    return found
+    return texts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", default=["zoo", "humaneval", "gsm8k"])
     parser.add_argument("--limit", type=int, default=16, help="prompts of each set")
-    parser.add_argument("--rounds", type=int, default=2, help="the fastest counts, of each way on each prompt")
+    parser.add_argument("--rounds", type=int, default=2, help="the fastest counts, of each candidate on each prompt")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--heads", type=Path, help="what shallowdraft heads wrote for zoo:target; default: what ships")
-    parser.add_argument("--skips", type=Path, help="what skip-search wrote for zoo:target")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    target, draft = sd.load("zoo:target", device=given.device), sd.load_draft(DRAFT, device=given.device)
-    room = target.shape.context - given.new_tokens
-    all_ways = ways(target, draft, given.heads, given.skips)
-    where = device_name(target.device) + (f", {given.threads} threads" if given.device == "cpu" else "")
+    parser.add_argument(
+        "--heads", type=Path, help="output of shallowdraft heads for zoo:target; default: the heads that ship"
+    )
+    parser.add_argument("--skips", type=Path, help="output of skip-search for zoo:target")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    target, draft = sd.load("zoo:target", device=args.device), sd.load_draft(DRAFT, device=args.device)
+    room = target.shape.context - args.new_tokens
+    candidates = options_by_name(target, draft, args.heads, args.skips)
+    where = device_name(target.device) + (f", {args.threads} threads" if args.device == "cpu" else "")
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {where}, torch {torch.__version__}")
-    print(f"zoo:target, drafts by {DRAFT}; {given.new_tokens} tokens a prompt, greedy")
-    for name in given.sets:
-        texts = prompts_of(name, given.limit)
-        found: dict[str, list[sd.Statistics]] = {way: [] for way in all_ways}
+    print(f"zoo:target, drafts by {DRAFT}; {args.new_tokens} tokens a prompt, greedy")
+    for prompt_set in args.sets:
+        texts = prompts_of(prompt_set, args.limit)
+        statistics: dict[str, list[sd.Statistics]] = {name: [] for name in candidates}
         for text in texts:
             prompt = target.encode(text)[-room:]
-            runs: dict[str, list[sd.Generation]] = {way: [] for way in all_ways}
-            for number in range(given.rounds):
-                for way in Random(f"{number} {text}").sample(list(all_ways), len(all_ways)):
-                    options = all_ways[way] | {"max_new_tokens": given.new_tokens, "stop_tokens": ()}
-                    runs[way].append(sd.generate(target, prompt, **options))
+            runs: dict[str, list[sd.Generation]] = {name: [] for name in candidates}
+            for number in range(args.rounds):
+                for name in Random(f"{number} {text}").sample(list(candidates), len(candidates)):
+                    options = candidates[name] | {"max_new_tokens": args.new_tokens, "stop_tokens": ()}
+                    runs[name].append(sd.generate(target, prompt, **options))
             expected = runs["plain"][0].token_ids
-            for way, made in runs.items():
-                for run in made:
+            for name, generations in runs.items():
+                for run in generations:
                     difference = explain(target, prompt, expected, run.token_ids)
-                    assert difference is None or difference.tie, f"{way}: {difference}"
-                found[way].append(min((run.stats for run in made), key=lambda stats: stats.total_s - stats.prefill_s))
-        print(f"\n{Path(name).name}, {len(texts)} prompts; outputs of all ways are the same")
-        print(f"{'way':<28}   TAR  draft ms verify ms  tokens/s       speed-up (90 %)    MiB")
-        ratios = {way: speed_up(found["plain"], stats) for way, stats in found.items() if way != "plain"}
-        for way, stats in found.items():
+                    assert difference is None or difference.tie, f"{name}: {difference}"
+                statistics[name].append(
+                    min((run.stats for run in generations), key=lambda stats: stats.total_s - stats.prefill_s)
+                )
+        print(f"\n{Path(prompt_set).name}, {len(texts)} prompts; outputs of all candidates are the same")
+        print(f"{'candidate':<28}   TAR  draft ms verify ms  tokens/s       speed-up (90 %)    MiB")
+        ratios = {name: speed_up(statistics["plain"], stats) for name, stats in statistics.items() if name != "plain"}
+        for name, stats in statistics.items():
             whole = sd.total(stats, one_batch=False)
-            ratio, low, high = ratios.get(way, (1.0, 1.0, 1.0))
+            ratio, low, high = ratios.get(name, (1.0, 1.0, 1.0))
             each = 1e3 / whole.iterations
-            extra = extra_bytes(target, all_ways[way], room) / 2**20 if way != "plain" else 0.0
+            extra = extra_bytes(target, candidates[name], room) / 2**20 if name != "plain" else 0.0
             print(
-                f"{way:<28} {whole.tar:5.2f} {whole.draft_s * each:9.2f} {whole.verify_s * each:9.2f} "
+                f"{name:<28} {whole.tar:5.2f} {whole.draft_s * each:9.2f} {whole.verify_s * each:9.2f} "
                 f"{whole.decode_tokens_per_s:9.0f} {ratio:7.2f} ({low:.2f} to {high:.2f}) {extra:6.1f}",
                 flush=True,
             )
-        print("fastest: " + max(ratios, key=lambda way: ratios[way][0]))
-        print("slower than plain decoding: " + ("; ".join(way for way in ratios if ratios[way][0] < 1) or "none"))
+        print("fastest: " + max(ratios, key=lambda name: ratios[name][0]))
+        print("slower than plain decoding: " + ("; ".join(name for name in ratios if ratios[name][0] < 1) or "none"))
 
 
 if __name__ == "__main__":

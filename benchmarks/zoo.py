@@ -1,8 +1,8 @@
 """Every draft of the zoo at every lookahead against plain decoding, over the prompts that ship with the package.
 
-Greedy, batch 1, float32 on a CPU. For each prompt all ways take turns, in an order that is drawn anew each time, so
-that they meet the same machine; the speed-up is the ratio of the sums of decoding time over all prompts, its interval a
-bootstrap over prompts. Outputs must be those of plain decoding.
+Greedy, batch 1, float32 on a CPU. For each prompt all candidates take turns, in an order that is drawn anew each time,
+so that they meet the same machine. The speed-up is the ratio of the sums of decoding time over all prompts, its
+interval a bootstrap over prompts. Outputs must be those of plain decoding.
 
     python benchmarks/zoo.py [--drafts 1x256 2x192] [--lookaheads 1 2 3 4 5] [--new-tokens 64] [--threads 2]
 """
@@ -26,27 +26,27 @@ Candidate = tuple[str, int]
 """A draft and a lookahead; ("", 0) is plain decoding."""
 
 
-def measure(given: argparse.Namespace) -> dict[Candidate, list[sd.Statistics]]:
-    """Statistics of every way on every prompt."""
+def measure(args: argparse.Namespace) -> dict[Candidate, list[sd.Statistics]]:
+    """Return the statistics of every candidate on every prompt."""
     target = sd.load("zoo:target", device="cpu")
-    drafts = {name: sd.load_draft(f"zoo:{name}", given.draft_dtype, "cpu") for name in given.drafts}
-    candidates: list[Candidate] = [("", 0), *((name, lookahead) for name in drafts for lookahead in given.lookaheads)]
-    found: dict[Candidate, list[sd.Statistics]] = {candidate: [] for candidate in candidates}
+    drafts = {name: sd.load_draft(f"zoo:{name}", args.draft_dtype, "cpu") for name in args.drafts}
+    candidates: list[Candidate] = [("", 0), *((name, lookahead) for name in drafts for lookahead in args.lookaheads)]
+    statistics: dict[Candidate, list[sd.Statistics]] = {candidate: [] for candidate in candidates}
     for number, prompt in enumerate(load_prompts("zoo")):
         drawn = Random(number).sample(candidates, len(candidates))
         runs: dict[Candidate, sd.Generation] = {}
         for name, lookahead in drawn if number else drawn * 2:  # the first prompt warms up
             options = {"draft": drafts.get(name), "lookahead": max(1, lookahead)}
-            runs[name, lookahead] = sd.generate(target, prompt.text, max_new_tokens=given.new_tokens, **options)
+            runs[name, lookahead] = sd.generate(target, prompt.text, max_new_tokens=args.new_tokens, **options)
         for candidate, run in runs.items():
             difference = explain(target, target.encode(prompt.text), runs["", 0].token_ids, run.token_ids)
             assert difference is None or difference.tie, f"{candidate}: {difference}"
-            found[candidate].append(run.stats)
-    return found
+            statistics[candidate].append(run.stats)
+    return statistics
 
 
 def speed_up(plain: list[sd.Statistics], other: list[sd.Statistics]) -> tuple[float, float, float]:
-    """Ratio of decoding speeds with its 90 % interval."""
+    """Return the ratio of decoding speeds with its 90 % interval."""
     times = np.array([[stats.total_s - stats.prefill_s for stats in side] for side in (plain, other)])
     tokens = np.array([[stats.tokens for stats in side] for side in (plain, other)])
 
@@ -66,19 +66,19 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--draft-dtype", help="float32 or int8; default: what load_draft takes")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    found = measure(given)
-    plain = found["", 0]
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    statistics = measure(args)
+    plain = statistics["", 0]
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
     processor = cpu.partition(": ")[2] or platform.processor()
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}, {processor}")
-    print(f"{given.threads} threads, torch {torch.__version__}, {len(plain)} prompts, {given.new_tokens} tokens each")
+    print(f"{args.threads} threads, torch {torch.__version__}, {len(plain)} prompts, {args.new_tokens} tokens each")
     whole = sd.total(plain, one_batch=False)
-    print(f"plain decoding: {whole.decode_tokens_per_s:.0f} tokens/s; outputs of all ways are the same")
+    print(f"plain decoding: {whole.decode_tokens_per_s:.0f} tokens/s; outputs of all candidates are the same")
     print(f"{'draft':<16}{'lookahead':>10}{'TAR':>7}{'draft ms':>10}{'verify ms':>10}{'tokens/s':>10}  speed-up (90 %)")
-    for (name, lookahead), stats in list(found.items())[1:]:
+    for (name, lookahead), stats in list(statistics.items())[1:]:
         whole = sd.total(stats, one_batch=False)
         ratio, low, high = speed_up(plain, stats)
         times = "".join(f"{seconds / whole.iterations * 1e3:>10.2f}" for seconds in (whole.draft_s, whole.verify_s))

@@ -1,8 +1,8 @@
-"""Files of measurements: JSON lines, the first of which says what they are and where they come from. No torch here.
+"""Files of measurements: JSON lines, the first of which describes them and their origin. No torch here.
 
-What is appended is on disk, whole, before its writer goes on; what a killed run left half-written
-is dropped on reading. Writing disturbs what follows it: who takes measurements in turns appends all
-records of a turn at its end.
+Appended lines are on disk, whole, before their writer goes on; a line that a killed process left half-written is
+dropped on reading. Writing disturbs measurements that follow it, so measurements that take turns append all records of
+a turn at its end.
 """
 
 import json
@@ -25,8 +25,8 @@ from shallowdraft.errors import RecordError
 from shallowdraft.files import parse_json, path_in_errors, read_lines, require_fields
 
 SCHEMA = 1
-DIGEST = "_digest"  # how the key ends under which the content of something is known
-RANDOM = "random:"  # what the name of a draft begins with that has a shape and random weights
+DIGEST = "_digest"  # the end of a key whose value is the digest of something's content
+RANDOM = "random:"  # the beginning of a draft's name that stands for a shape with random weights
 _PACKAGES = ("shallowdraft", "torch", "transformers", "numpy")
 
 KEY_OPTION = "--api-key"
@@ -37,7 +37,7 @@ Record = dict[str, Any]
 
 
 class _Provenance(TypedDict, total=False):
-    """What of it is read again."""
+    """The part of the provenance that is read again."""
 
     time: str
 
@@ -60,7 +60,7 @@ class Records:
     row: type | UnionType | None = None
     """The fields that every record must have: a dataclass or TypedDict."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Fields that earlier versions called otherwise: their earlier names, and those of today."""
+    """The current name of fields by the name that earlier versions gave them."""
 
     @classmethod
     def read(
@@ -71,7 +71,7 @@ class Records:
         *,
         renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> "Records":
-        """A file that is there."""
+        """Open an existing file for reading."""
         if not path.exists():
             raise RecordError(f"{path}: there is no such file")
         header = next((record for _, record in _lines(path)), None)
@@ -97,9 +97,9 @@ class Records:
         renamed: Mapping[str, str] = MappingProxyType({}),
         **origin: Any,
     ) -> "Records":
-        """A new file, or one that was begun with the same `about`.
+        """Begin a file, or go on with one that was begun with the same `about`.
 
-        Where `about` has a digest of something, what that is called may differ.
+        Names in `about` may differ if their digests are there and equal.
         """
         if not path.exists() or next(_lines(path), None) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +115,7 @@ class Records:
 
     @property
     def about(self) -> Record:
+        """The description of what is measured."""
         about: Record = self.header["about"]
         return about
 
@@ -131,7 +132,7 @@ class Records:
         return (record for _, record in self.placed())
 
     def placed(self) -> Iterator[tuple[str, Record]]:
-        """Every record and where it stands: file and line."""
+        """Yield every record with its place, which is the file and the number of the line."""
         lines = _lines(self.path)
         next(lines)
         for where, line in lines:
@@ -141,27 +142,27 @@ class Records:
             yield where, record
 
     def latest(self, *names: str) -> dict[str, Record]:
-        """The last record of each key, which is what these fields hold."""
+        """Return the last record by key: the values of these fields, as JSON."""
         return {_key(record, names): record for record in self}
 
     def renew(self, records: Iterable[Record], *names: str) -> None:
-        """Append those that say something else than the last one of their key."""
-        known = self.latest(*names)
+        """Append the records that differ from the last one with the same key."""
+        latest = self.latest(*names)
         for record in records:
-            if known.get(_key(record, names)) != json.loads(json.dumps(record)):
+            if latest.get(_key(record, names)) != json.loads(json.dumps(record)):  # as it would be read
                 self.append(record)
 
 
-def _differences(known: Record, wanted: Record) -> list[str]:
-    """What two descriptions say differently; what has a digest is known by that, not by what it is called."""
-    differing = [key for key in wanted | known if known.get(key) != wanted.get(key)]
-    contents = {key.removesuffix(DIGEST) for key in wanted | known if key.endswith(DIGEST)}
-    labels = {key.removesuffix(DIGEST) for key in differing if key.endswith(DIGEST)}
-    unknown = {name for name in labels if f"{name}{DIGEST}" not in known}
-    names = [key for key in differing if not key.endswith(DIGEST) and key not in contents]
-    return [
-        f"{name}, or by a version that did not note its content" if name in unknown else name for name in sorted(labels)
-    ] + names
+def _differences(recorded: Record, current: Record) -> list[str]:
+    """Return the names of differences between two descriptions; digests, where there are some, decide over names."""
+    keys = current | recorded
+    differing = [key for key in keys if recorded.get(key) != current.get(key)]
+    with_digest = {key.removesuffix(DIGEST) for key in keys if key.endswith(DIGEST)}
+    differences = []
+    for name in sorted(key.removesuffix(DIGEST) for key in differing if key.endswith(DIGEST)):
+        unnoted = f"{name}{DIGEST}" not in recorded
+        differences.append(f"{name}, or by a version that did not note its content" if unnoted else name)
+    return differences + [key for key in differing if not key.endswith(DIGEST) and key not in with_digest]
 
 
 def _key(record: Record, names: Iterable[str]) -> str:
@@ -183,7 +184,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """At once: whoever is killed meanwhile leaves the file that was there."""
+    """Replace a file at once, so that an interrupted write leaves the file as it was."""
     partial = path.with_name(path.name + ".partial")
     with path_in_errors(partial):
         partial.write_text(text, encoding="utf-8")
@@ -191,7 +192,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def provenance(**more: Any) -> Record:
-    """Command, commit, versions, machine, time."""
+    """Return the origin of a record: command, commit, versions, machine, time."""
     return {
         "argv": command(),
         "commit": commit(),
@@ -203,22 +204,27 @@ def provenance(**more: Any) -> Record:
 
 
 def command() -> list[str]:
-    """The command line of this process, as records may keep it."""
+    """Return the command line of this process, without keys and passwords."""
     return masked([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def masked(argv: Sequence[str]) -> list[str]:
-    """A command line as records may keep it: without keys, whose options are also known with underscores."""
+    """Return a command line without the values of options that take a key; underscores count as hyphens."""
     kept: list[str] = []
-    for before, one in zip(["", *argv], argv, strict=False):
-        name, separator, _ = one.partition("=")
-        known, hidden = (option.replace("_", "-") == KEY_OPTION for option in (name, before))
-        kept.append(HIDDEN if hidden else f"{name}={HIDDEN}" if known and separator else masked_url(one))
+    for before, argument in zip(["", *argv], argv, strict=False):
+        name, separator, _ = argument.partition("=")
+        names_key, is_key = (option.replace("_", "-") == KEY_OPTION for option in (name, before))
+        if is_key:
+            kept.append(HIDDEN)
+        elif names_key and separator:
+            kept.append(f"{name}={HIDDEN}")
+        else:
+            kept.append(masked_url(argument))
     return kept
 
 
 def masked_url(text: str) -> str:
-    """Text with an address in it, less the user and password that stand before its host."""
+    """Return text without the user and password before the host of an address in it."""
     return _CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
 
 
@@ -231,7 +237,7 @@ def _version(package: str) -> str | None:
 
 @cache
 def commit() -> str | None:
-    """Of the checkout that the package runs from, if it does."""
+    """Return the commit of the checkout that the package runs from; None if it was installed otherwise."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
@@ -242,7 +248,7 @@ def commit() -> str | None:
 
 @cache
 def processor() -> str:
-    """The CPU's name and how many cores there are."""
+    """Return the name of the CPU and its number of cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -252,7 +258,7 @@ def processor() -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """Every whole line and where it stands; the last is not if a run was killed while it wrote."""
+    """Yield every whole line with its place; the last line is not whole if its writer was killed."""
     for number, line in read_lines(path, RecordError, ended=True):
         where = f"{path}:{number}"
         try:

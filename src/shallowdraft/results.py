@@ -22,8 +22,8 @@ from shallowdraft.runs.trace import Trace, read_trace
 
 if TYPE_CHECKING:
     from shallowdraft.benchmarking.levels import Level
-    from shallowdraft.profiling.latency_model import LatencyLaw
-    from shallowdraft.replaying.confidence import Confident
+    from shallowdraft.profiling.latency_model import LatencyModel
+    from shallowdraft.replaying.confidence import ConfidenceReplay
     from shallowdraft.replaying.model import ModelReplay
     from shallowdraft.studying.design import Design
 
@@ -50,7 +50,7 @@ class DraftReplay:
     replay: "ModelReplay" = field(repr=False)
     """What `predict` needs: acceptance by output and position."""
     tree: DraftTree | None = None
-    confidence: "tuple[Confident, ...]" = ()
+    confidence: "tuple[ConfidenceReplay, ...]" = ()
 
     @cached_property
     def record(self) -> ReplayRecord:
@@ -168,7 +168,7 @@ class DesignResult(Tabular):
     """Shapes worth building on this machine, fastest first, and what each must bring."""
 
     shapes: "tuple[Design, ...]"
-    model: "LatencyLaw"
+    model: "LatencyModel"
     """The latency model that the times come from."""
     best: DraftPrediction | None = None
     """The fastest of the profile's drafts; None without a trace."""

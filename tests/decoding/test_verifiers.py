@@ -78,5 +78,5 @@ def test_a_packed_model_verifies_in_one_call(models: tuple[sd.Model, sd.Model], 
     with monkeypatch.context() as patched:
         patched.setattr(verifiers, "verify_choice", None)  # would fail if it were called
         fused = sd.generate(target, PROMPTS, **options)
-    monkeypatch.setattr(type(target.decoder), "settle", lambda *_: None)
+    monkeypatch.setattr(type(target.decoder), "commit_greedy", lambda *_: None)
     assert [out.token_ids for out in sd.generate(target, PROMPTS, **options)] == [out.token_ids for out in fused]

@@ -1,18 +1,18 @@
-"""The law of draft steps: it finds the coefficients it was made with, and trial shapes are such as can be."""
+"""The latency model of draft steps: a fit finds the coefficients behind its data; trial shapes can be built."""
 
 from math import log10
 
 import pytest
 
 from shallowdraft.errors import RecordError
-from shallowdraft.profiling.latency_model import LatencyLaw, Observation, figure_4, fit, layer_weights, trial_shapes
+from shallowdraft.profiling.latency_model import LatencyModel, Observation, figure_4, fit, layer_weights, trial_shapes
 from shallowdraft.shapes.notation import parse_shape
 
 PARENT = parse_shape("20x256/4h/688", vocab=8192)
 
 
 def test_it_finds_what_it_was_made_with():
-    truth = LatencyLaw(3e-5, 2e-5, 1e-5, 2e-11, 1e-11)
+    truth = LatencyModel(3e-5, 2e-5, 1e-5, 2e-11, 1e-11)
     places = [(shape, d, context) for shape in trial_shapes(PARENT) for d in (2, 8) for context in (64, 1024)]
     found = fit([Observation(*place, truth.draft_s(*place)) for place in places])
     assert found.worst_error < 1e-6
@@ -46,5 +46,5 @@ def test_figure_4_keeps_what_it_says(notation: str):
 
 
 def test_too_few():
-    with pytest.raises(RecordError, match="a law needs 5"):
+    with pytest.raises(RecordError, match="a latency model needs 5"):
         fit([])

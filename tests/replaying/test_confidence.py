@@ -36,7 +36,7 @@ def compare(target: sd.Model, draft: sd.Model, trace: Trace, lookahead: int) -> 
             options = {"lookahead": lookahead, "min_confidence": replayed.min_confidence}
             live = sd.generate(target, output.prompt, draft=draft, max_new_tokens=len(output.output), **options)
             assert live.token_ids == output.output
-            assert live.accepted_by_iteration == replayed.counted.iterations(lookahead)[row]
+            assert live.accepted_by_iteration == replayed.replay.kept_by_iteration(lookahead)[row]
             stats.append(live.stats)
         whole = sd.total(stats, one_batch=False)
         assert whole.acceptance_rate == pytest.approx(replayed.acceptance_rate)

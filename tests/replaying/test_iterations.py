@@ -1,4 +1,4 @@
-"""The walk against the plainest way to count."""
+"""Expected iterations against the plainest way to count them."""
 
 import itertools
 
@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shallowdraft.replaying.iterations import iterations_of, steps, walk
+from shallowdraft.replaying.iterations import count_iterations, kept_at_starts, kept_by_iteration
 
 
 def silent(kept: list[int], lookahead: int, room: int) -> int:
-    """Iterations that begin where a proposal would pass the room."""
+    """Return the number of iterations that start where a proposal does not fit."""
     starts = itertools.accumulate((count + 1 for count in kept[:-1]), initial=0) if kept else ()
     return sum(start + lookahead > room for start in starts)
 
@@ -22,22 +22,22 @@ bits = st.lists(st.booleans(), min_size=0, max_size=40)
 @given(st.lists(bits, min_size=1, max_size=5), st.integers(0, 50))
 def test_with_certain_acceptance_it_counts_what_greedy_iterations_keep(rows: list[list[bool]], room: int):
     lookaheads = [1, 2, 5, 12]
-    found = walk([np.array(row, dtype=float) for row in rows], lookaheads, [room] * len(rows))
+    counts = count_iterations([np.array(row, dtype=float) for row in rows], lookaheads, [room] * len(rows))
     for column, lookahead in enumerate(lookaheads):
-        kept = [iterations_of(row, lookahead, room) for row in rows]
-        assert found.iterations[:, column].tolist() == [len(one) for one in kept]
-        assert found.silent_at(lookahead).tolist() == [silent(one, lookahead, room) for one in kept]
+        kept = [kept_by_iteration(row, lookahead, room) for row in rows]
+        assert counts.iterations[:, column].tolist() == [len(row) for row in kept]
+        assert counts.silent_at(lookahead).tolist() == [silent(row, lookahead, room) for row in kept]
         for position in range(1, lookahead + 1):
-            assert found.reached[:, column, position - 1].tolist() == [sum(n >= position for n in one) for one in kept]
-        drafting = [sum(at + lookahead <= room for at in begun(one)) for one in kept]
-        assert found.tried[:, column, :lookahead].tolist() == [[count] * lookahead for count in drafting]
-        assert not found.tried[:, column, lookahead:].any()
+            assert counts.keeping[:, column, position - 1].tolist() == [sum(n >= position for n in row) for row in kept]
+        drafting = [sum(start + lookahead <= room for start in begun(row)) for row in kept]
+        assert counts.proposing[:, column, :lookahead].tolist() == [[count] * lookahead for count in drafting]
+        assert not counts.proposing[:, column, lookahead:].any()
         emitted, iterations = sum(map(len, rows)), sum(map(len, kept))
-        assert found.tar()[column] == pytest.approx(emitted / iterations if iterations else 1.0)
+        assert counts.tar()[column] == pytest.approx(emitted / iterations if iterations else 1.0)
 
 
 def begun(kept: list[int]) -> list[int]:
-    """Where iterations that keep so many begin."""
+    """Return the tokens at which iterations start."""
     return [0, *itertools.accumulate(count + 1 for count in kept)][: len(kept)]
 
 
@@ -45,36 +45,36 @@ def begun(kept: list[int]) -> list[int]:
 @pytest.mark.parametrize("room", [3, 100])
 def test_expectation_over_every_outcome(lookahead: int, room: int):
     chances = np.array([0.9, 0.2, 0.5, 0.7, 1.0, 0.3])
-    expected = kept_some = without = tried = 0.0
+    expected = kept_some = without = proposing = 0.0
     for outcome in itertools.product((False, True), repeat=len(chances)):
         weight = np.prod(np.where(outcome, chances, 1 - chances))
-        kept = iterations_of(outcome, lookahead, room)
+        kept = kept_by_iteration(outcome, lookahead, room)
         expected += weight * len(kept)
         kept_some += weight * sum(n >= 1 for n in kept)
-        tried += weight * sum(at + lookahead <= room for at in begun(kept))
+        proposing += weight * sum(start + lookahead <= room for start in begun(kept))
         without += weight * silent(kept, lookahead, room)
-    found = walk([chances], [lookahead], [room])
-    assert found.iterations[0, 0] == pytest.approx(expected)
-    assert found.reached[0, 0, 0] == pytest.approx(kept_some)
-    assert found.silent_at(lookahead)[0] == pytest.approx(without)
-    assert found.acceptance_by_position(lookahead)[0] == pytest.approx(kept_some / tried if tried else 0.0)
+    counts = count_iterations([chances], [lookahead], [room])
+    assert counts.iterations[0, 0] == pytest.approx(expected)
+    assert counts.keeping[0, 0, 0] == pytest.approx(kept_some)
+    assert counts.silent_at(lookahead)[0] == pytest.approx(without)
+    assert counts.acceptance_by_position(lookahead)[0] == pytest.approx(kept_some / proposing if proposing else 0.0)
 
 
 @given(bits, st.integers(1, 6))
 def test_what_is_kept_from_each_place_on_tells_the_same(row: list[bool], lookahead: int):
     kept = [next((n for n, right in enumerate(row[at:]) if not right), len(row) - at) for at in range(len(row))]
-    assert steps([min(count, lookahead) for count in kept]) == iterations_of(row, lookahead, 1000)
+    assert kept_at_starts([min(count, lookahead) for count in kept]) == kept_by_iteration(row, lookahead, 1000)
 
 
 def test_full_acceptance_gives_lookahead_plus_one():
-    assert walk([np.ones(60)], [4], [100]).tar().tolist() == [5.0]
+    assert count_iterations([np.ones(60)], [4], [100]).tar().tolist() == [5.0]
 
 
 def test_sequences_count_by_their_tokens():
     """A mean of quotients would say (2 + 1) / 2."""
-    found = walk([np.ones(2), np.zeros(8)], [1], [100, 100])
-    assert found.tar().tolist() == [10 / 9]
+    counts = count_iterations([np.ones(2), np.zeros(8)], [1], [100, 100])
+    assert counts.tar().tolist() == [10 / 9]
 
 
 def test_a_row_of_one_token_has_no_iteration():
-    assert walk([np.zeros(0)], [3], [10]).tar().tolist() == [1.0]
+    assert count_iterations([np.zeros(0)], [3], [10]).tar().tolist() == [1.0]

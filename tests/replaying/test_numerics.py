@@ -13,7 +13,7 @@ from shallowdraft.models.synthetic import byte_tokenizer, random_decoder
 from shallowdraft.replaying.medusa import replay_medusa
 from shallowdraft.replaying.model import replay_model
 from shallowdraft.replaying.skip import replay_skip
-from shallowdraft.replaying.tree import replay_trees
+from shallowdraft.replaying.tree import replay_tree
 from shallowdraft.replaying.vocabulary import vocabulary
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Output, Trace
@@ -33,7 +33,7 @@ READERS: dict[str, Callable[[sd.Model, Trace, Path], object]] = {
     "drawn acceptance": lambda model, trace, _: replay_model(
         model, Trace(trace.target, trace.vocabulary, Sampling(1.0), trace.outputs)
     ),
-    "trees": lambda model, trace, _: replay_trees(model, trace, (4,)),
+    "trees": lambda model, trace, _: replay_tree(model, trace, (4,)),
     "heads": lambda model, trace, _: replay_medusa(model, random_heads(model, 2), "heads", trace, (4,)),
     "skip": lambda model, trace, folder: replay_skip(model, (0, 1), trace, (3,), folder / "skips.jsonl"),
     "accuracy": of_question,

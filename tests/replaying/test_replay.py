@@ -15,10 +15,10 @@ from shallowdraft.models.synthetic import make_pair, random_decoder
 from shallowdraft.models.tree import Tree
 from shallowdraft.models.vocabulary import compare
 from shallowdraft.prompts import Prompt
-from shallowdraft.replaying.iterations import iterations_of
+from shallowdraft.replaying.iterations import kept_by_iteration
 from shallowdraft.replaying.model import replay_model
 from shallowdraft.replaying.recording import record
-from shallowdraft.replaying.tree import replay_trees
+from shallowdraft.replaying.tree import replay_tree
 from shallowdraft.replaying.vocabulary import fits, vocabulary
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Trace, read_trace
@@ -61,21 +61,21 @@ def test_greedy_replay_is_the_engines_count_iteration_by_iteration(
         ]
         assert [run.token_ids for run in live] == [output.output for output in trace.outputs]
         counts = [
-            iterations_of(accepted > 0.5, lookahead, room)
-            for accepted, room in zip(found.accepted, found.room, strict=True)
+            kept_by_iteration(accepted > 0.5, lookahead, room)
+            for accepted, room in zip(found.acceptance, found.room, strict=True)
         ]
         assert [run.accepted_by_iteration for run in live] == counts
         whole = sd.total([run.stats for run in live], one_batch=False)
         assert found.tar()[lookahead] == pytest.approx(whole.tar)
-        assert found.walk.acceptance_by_position(lookahead).tolist() == pytest.approx(
+        assert found.counts.acceptance_by_position(lookahead).tolist() == pytest.approx(
             list(whole.acceptance_by_position)
         )
-    trees = replay_trees(draft, trace, (6,))
+    trees = replay_tree(draft, trace, (6,))
     options = {"draft": draft, "drafter": "tree", "tree": Tree(trees.candidate(6).tree), "max_new_tokens": 40}
     live = [sd.generate(target, output.prompt, **options) for output in trace.outputs]
-    assert [run.accepted_by_iteration for run in live] == trees.iterations(6)
+    assert [run.accepted_by_iteration for run in live] == trees.kept_by_iteration(6)
     shares = sd.total([run.stats for run in live], one_batch=False).acceptance_by_position
-    assert trees.walk.acceptance_by_position(trees.candidate(6).lookahead).tolist() == pytest.approx(list(shares))
+    assert trees.counts.acceptance_by_position(trees.candidate(6).lookahead).tolist() == pytest.approx(list(shares))
 
 
 def random_state(model: sd.Model) -> dict[str, torch.Tensor]:
@@ -100,17 +100,17 @@ def test_sampled_replay_is_what_live_runs_give_on_average(
     # through a file, as a user would
     trace = recorded(target, [run.token_ids for run in outputs], Sampling(**law), tmp_path)
     found = replay_model(draft, trace)
-    inverted = replace(found, accepted=[inverse(row) for row in found.accepted])  # as if p and q had been swapped
+    inverted = replace(found, acceptance=[inverse(row) for row in found.acceptance])  # as if p and q had been swapped
     for lookahead in (1, 3, 6):
         runs = sd.generate(
             target, [[1, 2, 3]] * LIVE, draft=draft, lookahead=lookahead, max_new_tokens=LENGTH, **law, seed=99
         )
         iterations = np.array([run.stats.iterations for run in runs])
         expected = (LENGTH - 1) / found.tar()[lookahead]
-        spread = iterations.std() / np.sqrt(LIVE) + found.walk.iterations[:, 0].std() / np.sqrt(RECORDED)
+        spread = iterations.std() / np.sqrt(LIVE) + found.counts.iterations[:, 0].std() / np.sqrt(RECORDED)
         assert abs(iterations.mean() - expected) < 2.58 * spread
         # what must be caught: rates multiplied as if tokens were independent, and the ratio upside down
-        rate = np.concatenate(found.accepted).mean()
+        rate = np.concatenate(found.acceptance).mean()
         assert lookahead == 1 or abs((LENGTH - 1) / cost.independent_tar(rate, lookahead) - iterations.mean()) > spread
         assert abs((LENGTH - 1) / inverted.tar()[lookahead] - iterations.mean()) > 2.58 * spread
 

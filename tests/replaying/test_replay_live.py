@@ -7,7 +7,7 @@ import pytest
 import shallowdraft as sd
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
-from shallowdraft.replaying.iterations import iterations_of
+from shallowdraft.replaying.iterations import kept_by_iteration
 from shallowdraft.replaying.model import replay_model
 from shallowdraft.replaying.recording import record
 from shallowdraft.runs.sampling import Sampling
@@ -33,7 +33,9 @@ def compare(target: sd.Model, name: str, trace: Trace, lookaheads: list[int]) ->
             live = sd.generate(target, output.prompt, draft=draft, lookahead=lookahead, max_new_tokens=64)
             stats.append(live.stats)
             assert live.token_ids == output.output
-            assert live.accepted_by_iteration == iterations_of(found.accepted[row] > 0.5, lookahead, found.room[row])
+            assert live.accepted_by_iteration == kept_by_iteration(
+                found.acceptance[row] > 0.5, lookahead, found.room[row]
+            )
         assert found.tar()[lookahead] == pytest.approx(sd.total(stats, one_batch=False).tar)
 
 

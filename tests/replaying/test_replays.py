@@ -14,9 +14,9 @@ from shallowdraft.models import zoo
 from shallowdraft.models.heads import Heads, fresh_heads
 from shallowdraft.replaying.medusa import replay_medusa
 from shallowdraft.replaying.ngram import replay_ngram
-from shallowdraft.replaying.result import Counted
+from shallowdraft.replaying.result import CountedReplay
 from shallowdraft.replaying.skip import replay_skip
-from shallowdraft.replaying.tree import replay_trees
+from shallowdraft.replaying.tree import replay_tree
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Trace
 
@@ -43,21 +43,23 @@ def heads(target: sd.Model) -> Heads:
     return found.requires_grad_(False)
 
 
-def compare(target: sd.Model, found: Counted, options: dict[str, object]) -> None:
+def compare(target: sd.Model, found: CountedReplay, options: dict[str, object]) -> None:
     candidates = {(candidate.drafter, candidate.draft): options for candidate in found.candidates.values()}
     for size, candidate in found.candidates.items():
         stats = []
         for row, output in enumerate(found.trace.outputs):
             live = sd.generate(target, output.prompt, max_new_tokens=64, **options_of(candidate, candidates))
             assert live.token_ids == output.output
-            assert live.accepted_by_iteration == found.iterations(size)[row]
+            assert live.accepted_by_iteration == found.kept_by_iteration(size)[row]
             stats.append(live.stats)
             nodes = len(candidate.tree) or None
-            proposed = {nodes or length: iterations[row] for length, iterations in found.proposed(size).items()}
+            proposed = {
+                nodes or length: iterations[row] for length, iterations in found.iterations_by_length(size).items()
+            }
             assert live.stats.drafted == sum(length * iterations for length, iterations in proposed.items())
         whole = sd.total(stats, one_batch=False)
         assert found.tar()[size] == pytest.approx(whole.tar)
-        shares = found.walk.acceptance_by_position(size)[: candidate.lookahead]
+        shares = found.counts.acceptance_by_position(size)[: candidate.lookahead]
         assert shares.tolist() == pytest.approx(list(whole.acceptance_by_position[: len(shares)]))
 
 
@@ -67,7 +69,7 @@ def test_copied_text(target: sd.Model, trace: Trace):
     assert max(found.tar().values()) > 1.1
     whole = replay_ngram(trace, (3,), whole=True)  # as on a GPU
     assert whole.tar()[3] >= found.tar()[3]
-    assert list(whole.proposed(3)) == [3]
+    assert list(whole.iterations_by_length(3)) == [3]
 
 
 def test_heads(target: sd.Model, trace: Trace, heads: Heads):
@@ -78,7 +80,7 @@ def test_heads(target: sd.Model, trace: Trace, heads: Heads):
 
 def test_trees(target: sd.Model, trace: Trace):
     draft = sd.load_draft("zoo:4x128")
-    compare(target, replay_trees(draft, trace, (6,)), {"draft": draft, "drafter": "tree"})
+    compare(target, replay_tree(draft, trace, (6,)), {"draft": draft, "drafter": "tree"})
 
 
 def test_skipped_parts_and_that_they_are_tried_once(target: sd.Model, trace: Trace, tmp_path: Path, monkeypatch):
@@ -103,7 +105,9 @@ def test_figures_are_those_of_iterations(trace: Trace):
     found = replay_ngram(trace, (1, 4))
     figures = found.record("ngram")
     emitted = sum(len(output.output) - 1 for output in trace.outputs)
-    assert figures.tar[4] == pytest.approx(emitted / sum(map(len, found.iterations(4))))
+    assert figures.tar[4] == pytest.approx(emitted / sum(map(len, found.kept_by_iteration(4))))
     low, high = figures.tar_interval[4]
     assert low <= figures.tar[4] <= high
-    assert np.isclose(sum(iterations.sum() for iterations in found.proposed(4).values()), found.walk.at(4).sum())
+    assert np.isclose(
+        sum(iterations.sum() for iterations in found.iterations_by_length(4).values()), found.counts.at(4).sum()
+    )

@@ -21,40 +21,40 @@ READY_S = 3.0
 def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    found = shutil.which("chromium")
-    assert found, "there is no chromium; apt-get install chromium"
+    executable = shutil.which("chromium")
+    assert executable, "there is no chromium; apt-get install chromium"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of two drafts with a hostile prompt, of twenty with everything, of several runs."""
+    """Reports of two drafts with a hostile prompt, of twenty drafts with everything, and of several runs."""
     folder = tmp_path_factory.mktemp("reports")
     evil = "document.title = 'owned'"
     image = f'<img src=x onerror="{evil}">'
-    one = make_run(folder / "one", 2, prompt=f"</script><script>{evil}</script>", name=image)
+    hostile = make_run(folder / "one", 2, prompt=f"</script><script>{evil}</script>", name=image)
     sets = ["mmlu", "hellaswag", "arena", "spec-bench", "humaneval", "gsm8k"]
     many = make_run(folder / "many", 20, sets=sets, lookaheads=12, shapes=True)
     (many / "accuracy.json").write_text(json.dumps(ACCURACY))
-    for run in (one, many):
+    for run in (hostile, many):
         assert main(["report", str(run)]) == 0
     other = make_run(folder / "other", 3, sets=sets[:2], target="made/other")
-    assert main(["report", str(one), str(many)]) == 0
-    assert main(["report", str(other), str(one), str(many)]) == 0
+    assert main(["report", str(hostile), str(many)]) == 0
+    assert main(["report", str(other), str(hostile), str(many)]) == 0
     return {
-        "one": one / "report.html",
+        "one": hostile / "report.html",
         "many": many / "report.html",
-        "two": one / "comparison.html",
+        "two": hostile / "comparison.html",
         "three": other / "comparison.html",
     }
 
 
 @pytest.fixture
 def visit(chromium):
-    """A function that opens a page; whatever it complains of is an error at the end."""
+    """Return a function that opens a page; every message on the console is an error at the end."""
     complaints: list[str] = []
 
     def opened(path: Path, width: int = 1100, scheme: str = "light") -> Any:
@@ -76,8 +76,8 @@ def drawn(page: Any) -> set[str]:
     return set(
         page.evaluate("""
         [...document.querySelectorAll("[data-chart]")]
-            .filter(one => one.querySelector("svg .role-mark path, svg .role-mark line"))
-            .map(one => one.dataset.chart)
+            .filter(place => place.querySelector("svg .role-mark path, svg .role-mark line"))
+            .map(place => place.dataset.chart)
     """)
     )
 
@@ -118,7 +118,7 @@ def test_a_tooltip_opens(visit, reports):
     page.locator("#throughput svg .role-mark path").first.hover()
     tooltip = page.locator("#vg-tooltip-element.visible")
     tooltip.wait_for()
-    assert "tokens a second" in tooltip.text_content()
+    assert "tokens per second" in tooltip.text_content()
     assert "onerror" in tooltip.text_content()
     assert page.title() != "owned"
 
@@ -127,7 +127,7 @@ def test_the_rejected_proposal_is_shown_on_focus(visit, reports):
     page = visit(reports["one"])
     token = page.locator(".token[data-tip]").first
     token.focus()
-    content = token.evaluate("one => getComputedStyle(one, '::after').content")
+    content = token.evaluate("token => getComputedStyle(token, '::after').content")
     assert "<b>sits" in content
 
 
@@ -140,6 +140,6 @@ def test_the_theme_switches_and_charts_follow(visit, reports):
     before = page.evaluate(colours)
     page.get_by_role("button").click()
     after = page.evaluate(colours)
-    assert all(one != other for one, other in zip(before, after, strict=True))
+    assert all(old != new for old, new in zip(before, after, strict=True))
     page.reload()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == after[0]  # it is remembered

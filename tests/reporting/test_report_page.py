@@ -1,4 +1,4 @@
-"""The page of a run: whole runs, runs with parts missing, hostile text, two runs, bad input."""
+"""Tests of the page: whole runs, runs with parts missing, hostile text, several runs, bad input."""
 
 import json
 import subprocess
@@ -15,10 +15,10 @@ from shallowdraft.cli import main
 from shallowdraft.commands.study import StudyCommand
 from shallowdraft.errors import RecordError
 from shallowdraft.records import Records
-from shallowdraft.reporting.figures import Table, shown
-from shallowdraft.reporting.files import markdown
-from shallowdraft.reporting.labels import label
-from shallowdraft.reporting.page import make, render
+from shallowdraft.reporting.figure_files import markdown
+from shallowdraft.reporting.figures import Table, format_cell
+from shallowdraft.reporting.labels import short_labels
+from shallowdraft.reporting.page import make_page, render
 from shallowdraft.reporting.reading import read_run
 from shallowdraft.reporting.sections.improvement import lags
 from shallowdraft.runs.servers import KIND
@@ -42,8 +42,8 @@ ACCURACY = {
 
 
 def drawn(folder: Path) -> set[str]:
-    """Charts of a run's page, each compiled."""
-    figures = make([read_run(folder)]).figures
+    """Return the ids of the charts on a run's page, after compiling each."""
+    figures = make_page([read_run(folder)]).figures
     for figure in figures:
         vl_convert.vegalite_to_vega(figure.spec())
     return {figure.id for figure in figures}
@@ -52,11 +52,11 @@ def drawn(folder: Path) -> set[str]:
 def test_a_run_with_one_draft(tmp_path: Path):
     run = make_run(tmp_path / "run")
     assert drawn(run) == CHARTS - OF_SEVERAL_DRAFTS
-    html = render(make([read_run(run)]))
-    assert "There is one proposer, so that none has to catch up" in html
+    html = render(make_page([read_run(run)]))
+    assert "There is only one proposer, so none has to catch up" in html
     assert "Speculation pays: draft-0 at lookahead 2 is 1.38x as fast" in html
     assert "identical to plain decoding in all 6 live runs" in html
-    assert "No accuracy was measured; run <code>shallowdraft accuracy --draft made/draft-0" in html
+    assert "No accuracy was measured; run <code>shallowdraft accuracy --drafts made/draft-0" in html
     assert "No shapes were timed" in html
     assert "a processor, threads: 2" in html
     assert "http://" not in html.split("<script>")[0]
@@ -67,25 +67,25 @@ def test_twenty_drafts_on_six_sets_at_twelve_lookaheads_are_no_large_file(tmp_pa
     run = make_run(tmp_path / "run", 20, sets=sets, lookaheads=12, shapes=True)
     (run / "accuracy.json").write_text(json.dumps(ACCURACY))
     assert drawn(run) == CHARTS | {"latency", "accuracy"}
-    html = render(make([read_run(run)]))
+    html = render(make_page([read_run(run)]))
     assert len(html.encode()) < 5e6
-    assert "At width 128, 4 layers take 3.0 times as long a step as 1." in html
+    assert "At width 128, a draft step takes 3.0 times as long with 4 layers as with 1." in html
     assert "The rank correlation of accuracy with TAR is +0.50 on mmlu" in html
 
 
 @pytest.mark.parametrize(
     ("missing", "gone", "said"),
     [
-        (["replays"], {"sets", "position"}, "No replays were kept"),
+        (["replays"], {"sets", "position"}, "The run has no replays"),
         (["live"], set(), "not compared: nothing was run live"),
-        (["tokens"], set(), "Missing: texts token by token."),
+        (["tokens"], set(), "Missing: outputs token by token."),
         (["profile", "live"], set(), "unknown: nothing was timed"),
         (
             ["study"],
             CHARTS - {"sets", "position"},
-            "Missing: speed-ups, predicted against measured.</b> The study has not",
+            "Missing: speed-ups, predicted against measured.</b> The study has not finished",
         ),
-        (["study", "replays", "profile", "live", "tokens"], CHARTS, "The study has not ended"),
+        (["study", "replays", "profile", "live", "tokens"], CHARTS, "The study has not finished"),
     ],
 )
 def test_a_missing_part_is_named_and_the_rest_is_shown(tmp_path: Path, missing, gone, said):
@@ -93,7 +93,7 @@ def test_a_missing_part_is_named_and_the_rest_is_shown(tmp_path: Path, missing, 
     for name in missing:
         (run / f"{name}.json{'' if name == 'study' else 'l'}").unlink()
     assert drawn(run) == CHARTS - gone
-    assert said in render(make([read_run(run)]))
+    assert said in render(make_page([read_run(run)]))
 
 
 def test_a_study_without_live_runs_or_curves(tmp_path: Path):
@@ -103,7 +103,7 @@ def test_a_study_without_live_runs_or_curves(tmp_path: Path):
         row |= {"live": None, "curve": []}
     (run / "study.json").write_text(json.dumps(study))
     assert drawn(run) == CHARTS - {"prediction", "lookahead", "what-if"}
-    html = render(make([read_run(run)]))
+    html = render(make_page([read_run(run)]))
     assert "run the study again with --live 3" in html
     assert "no predictions at every lookahead" in html
 
@@ -112,7 +112,7 @@ def test_runs_of_earlier_versions_are_read_or_refused_with_what_to_do(tmp_path: 
     run = make_run(tmp_path / "run", 2)
     text = (run / "study.json").read_text()
     entries = read_run(run).entries
-    assert all(one.prediction and one.curve for one in entries)
+    assert all(entry.prediction and entry.curve for entry in entries)
     (run / "study.json").write_text(text.replace('"schema": 2,', ""))
     with pytest.raises(RecordError, match=r"another version of this package; run the study again, it reuses"):
         read_run(run)
@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_while_it_wrote(tmp_path: Path):
         file.write('{"set": "zo')
     (run / "tokens.jsonl").write_text("")
     (run / "profile.jsonl").write_text('{"kind": "pro')
-    assert "The study has not ended" in render(make([read_run(run)]))
+    assert "The study has not finished" in render(make_page([read_run(run)]))
 
 
 def test_text_is_shown_and_never_run(tmp_path: Path):
@@ -141,7 +141,7 @@ def test_text_is_shown_and_never_run(tmp_path: Path):
     run = make_run(tmp_path / "run", 2, prompt=evil, name=f"x{evil}", sets=(evil,))
     study = json.loads((run / "study.json").read_text())
     (run / "study.json").write_text(json.dumps(study | {"failed": {evil: evil}}))
-    html = render(make([read_run(run)]))
+    html = render(make_page([read_run(run)]))
     assert "<script>alert" not in html
     assert html.count("<script") == html.count("</script>") == 3
     assert "&lt;script&gt;alert(1)" in html
@@ -153,38 +153,40 @@ def test_two_runs(tmp_path: Path, capsys):
     assert main(["report", str(first), str(second), "--out", str(tmp_path / "both.html")]) == 0
     assert "both.html" in capsys.readouterr().out
     html = (tmp_path / "both.html").read_text()
-    assert "The best of one/run: draft-1 at lookahead 2" in html
-    assert "TAR across targets" not in html
+    assert "The fastest in one/run: draft-1 at lookahead 2" in html
+    assert "How does TAR depend on the target" not in html
     assert html.count("Speculation pays: draft") == 2
     (second / "study.json").unlink()
-    assert "The study has not ended" in render(make([read_run(first), read_run(second)]))
+    assert "The study has not finished" in render(make_page([read_run(first), read_run(second)]))
 
 
 def test_runs_of_several_targets(tmp_path: Path):
-    """Proposers that share an end of their path are told apart; a run without an end, or without replays, is named."""
+    """Proposers with the same end of their path are told apart; an unfinished run, or one without replays, is named."""
     first = make_run(tmp_path / "one", 2, sets=("zoo", "arena"), lookaheads=6)
     second = make_run(tmp_path / "two", 3, sets=("zoo", "arena"), lookaheads=4, target="made/other")
     third = make_run(tmp_path / "three", 1, name="elsewhere/draft", target="made/other")
-    page = make([read_run(folder) for folder in (first, second, third)])
+    page = make_page([read_run(folder) for folder in (first, second, third)])
     compared, across = page.figures
     assert compared.table.columns[1:4] == ("speed-up, one", "speed-up, two", "speed-up, three")
     assert [row[0] for row in compared.table.rows] == [
         "made/draft-1", "made/draft-0", "made/draft-2", "elsewhere/draft-0",
     ]  # fmt: skip
-    assert across.table.columns == ("proposer", "run", "target", "prompt set", "size", "TAR", "from", "to")
+    assert across.table.columns == ("proposer", "run", "target", "prompt set", "size", "TAR", "95 % from", "95 % to")
     rows = {(row[0], row[2], row[3]): row[4:6] for row in across.table.rows if row[1] != "three"}
     assert rows["made/draft-0", "made/target", "zoo"] == rows["made/draft-0", "made/other", "zoo"] == (4, 1.9375)
     assert rows["made/draft-0", "made/other", "arena"][1] == pytest.approx(0.97 * 1.9375)
     assert ("elsewhere/draft-0", "three", "made/other") in {row[:3] for row in across.table.rows}
-    assert across.finding.endswith("draft-1, by prompt set: 2.11 to 2.17 with target, 2.11 to 2.17 with other (two).")
+    assert across.finding.endswith(
+        "TAR of made/draft-1 by prompt set: 2.11 to 2.17 with target, 2.11 to 2.17 with other (two)."
+    )
     for figure in page.figures:
         vl_convert.vegalite_to_vega(figure.spec())
     (second / "study.json").unlink()
     (third / "replays.jsonl").unlink()
-    html = render(make([read_run(folder) for folder in (first, second, third)]))
-    assert "Missing: speed-ups of two.</b> The study has not ended" in html
-    assert "Missing: TAR of three.</b> No replays were kept" in html
-    assert "The best of one:" in html
+    html = render(make_page([read_run(folder) for folder in (first, second, third)]))
+    assert "Missing: speed-ups of two.</b> The study has not finished" in html
+    assert "Missing: TAR of three.</b> The run has no replays" in html
+    assert "The fastest in one:" in html
 
 
 @pytest.mark.parametrize(("folders", "said"), [([], "no run is named"), (["run", "run/../run"], "named twice")])
@@ -196,28 +198,32 @@ def test_which_runs_is_said(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_measured_and_what_was_not_are_told_apart(tmp_path: Path):
-    """The winner, run live, is slower than others were predicted to be."""
+    """The fastest proposer that ran live is slower than others were predicted to be."""
     folder = make_run(tmp_path / "run", 5)
     study = json.loads((folder / "study.json").read_text())
     for row in study["rows"]:
         row["live"] = row["live"] and row["live"] | {"speed_up": 1.1, "interval": [1.0, 1.2]}
     (folder / "study.json").write_text(json.dumps(study))
-    found = {figure.id: figure.finding for figure in make([read_run(folder)]).figures}
-    assert found["speed-up"].endswith(
-        "(95 %: 1.00 to 1.20); draft-1, not run live, may be faster: 1.42 times, predicted."
+    findings = {figure.id: figure.finding for figure in make_page([read_run(folder)]).figures}
+    assert findings["speed-up"].endswith(
+        "(95\N{NO-BREAK SPACE}%: 1.00 to 1.20); draft-1, not run live, may be faster: 1.42 times, predicted."
     )
-    assert found["throughput"].startswith("The highest TAR is not the fastest: draft-4 has 2.14 and gives 220 tokens")
+    assert findings["throughput"].startswith(
+        "The proposer with the highest TAR is not the fastest: draft-4 has TAR 2.14 and 220 tokens per second; draft-3"
+    )
 
 
 def test_prompts_that_were_left_out_are_named(tmp_path: Path):
     folder = make_run(tmp_path / "run")
-    assert make([read_run(folder)]).warnings == []
+    assert make_page([read_run(folder)]).warnings == []
     study = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps(study | {"stalled": ["zoo books-4"]}))
     run = read_run(folder)
-    said = f"The machine stalled on zoo books-4: left out of what was measured. To measure again, remove {folder}/live."
-    assert said in render(make([run]))
-    assert f"run: {said}" in render(make([run, read_run(make_run(tmp_path / "calm"))]))
+    said = (
+        f"Measured speed-ups leave out zoo books-4, where the machine stalled. To measure again, remove {folder}/live."
+    )
+    assert said in render(make_page([run]))
+    assert f"run: {said}" in render(make_page([run, read_run(make_run(tmp_path / "calm"))]))
 
 
 def test_what_was_disturbed_is_named_and_wins_nothing(tmp_path: Path):
@@ -227,7 +233,7 @@ def test_what_was_disturbed_is_named_and_wins_nothing(tmp_path: Path):
     measured["live"] = study["rows"][0]["live"] | {"speed_up": 1.1, "interval": [1.0, 1.2]}
     disturbed |= {"live": None, "impossible": disturbed["live"] | {"speed_up": 3.0, "tar": 2.0}}
     (folder / "study.json").write_text(json.dumps(study | {"rows": [measured, disturbed]}))
-    page = make([read_run(folder)])
+    page = make_page([read_run(folder)])
     again = f"To measure again, remove {folder}/live.jsonl and run the study."
     (warning,) = page.warnings
     assert warning.startswith(f"{disturbed['name']}: measured 3.000x (")
@@ -239,7 +245,7 @@ def test_what_was_disturbed_is_named_and_wins_nothing(tmp_path: Path):
 
 
 def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
-    """All lookaheads of a draft were predicted for the profile's; that at its best also for what live runs met."""
+    """The prediction beside a server is for the machine's speed while profiling, not during the live runs."""
     run = make_run(tmp_path / "run")
     study = json.loads((run / "study.json").read_text())
     (row,) = study["rows"]
@@ -247,49 +253,49 @@ def test_a_server_is_compared_with_times_of_one_machine(tmp_path: Path):
     (run / "study.json").write_text(json.dumps(study))
     make_server(run / "plain.jsonl")
     make_server(run / "drafted.jsonl", 1.5, 0.5, draft=row["draft"], lookahead=row["lookahead"])
-    (gains,) = [one for one in make([read_run(run)]).figures if one.id == "gains"]
-    (its,) = [one for one in row["curve"] if one["lookahead"] == row["lookahead"]]
-    expected = its["tar"] * its["plain_s"] / sum(its["iteration"].values())
+    (gains,) = [figure for figure in make_page([read_run(run)]).figures if figure.id == "gains"]
+    (prediction,) = [point for point in row["curve"] if point["lookahead"] == row["lookahead"]]
+    expected = prediction["tar"] * prediction["plain_s"] / sum(prediction["iteration"].values())
     assert gains.table.rows[0][7] == pytest.approx(expected)
 
 
 def test_a_server_beside_the_prediction(tmp_path: Path):
     run = make_run(tmp_path / "run", 2, sets=["zoo", "arena"])
-    html = render(make([read_run(run)]))
+    html = render(make_page([read_run(run)]))
     assert "Missing: speed-ups of a server.</b> No server was measured" in html
-    (row,) = [one for one in read_run(run).entries if one.draft == "made/draft-1"]
+    (row,) = [entry for entry in read_run(run).entries if entry.draft == "made/draft-1"]
     zoo, arena = (row.sets[name].tar[2] for name in ("zoo", "arena"))
     tar = 2 / (1 / zoo + 1 / arena)  # as many tokens of each set
     make_server(run / "plain.jsonl", sets=["zoo", "arena"])
-    assert "Bench it with and without a draft" in render(make([read_run(run)]))
-    known = {"draft": "made/draft-1", "lookahead": 2}
-    make_server(run / "drafted.jsonl", 1.02 * tar, 0.5, sets=["zoo", "arena"], **known)
-    make_server(run / "other.jsonl", 3.0, 0.25, **{"temperature": 1.0} | known)  # not asked as the plain one was
+    assert "No server was measured both with and without a draft" in render(make_page([read_run(run)]))
+    drafting = {"draft": "made/draft-1", "lookahead": 2}
+    make_server(run / "drafted.jsonl", 1.02 * tar, 0.5, sets=["zoo", "arena"], **drafting)
+    make_server(run / "other.jsonl", 3.0, 0.25, **{"temperature": 1.0} | drafting)  # other requests
     make_server(run / "unknown.jsonl", 1.5, 0.8, draft="no such", lookahead=2)
     Records.open(run / "a-plain.jsonl", KIND, {"max_tokens": 20, "temperature": 0.0, "chat": False}, engine="made")
     (run / "binary.jsonl").write_bytes(b"\xff\xfe\n")
     assert drawn(run) == CHARTS | {"gains", "servers"}
-    page = make([read_run(run)])
-    (gains,) = [one for one in page.figures if one.id == "gains"]
+    page = make_page([read_run(run)])
+    (gains,) = [figure for figure in page.figures if figure.id == "gains"]
     assert gains.finding == (
-        "drafted, 1 at once, is 2.00 times as fast as without a draft (95 %: 2.00 to 2.00); "
-        "tokens an iteration are at most 2\N{NO-BREAK SPACE}% off the replayed ones."
+        "drafted at concurrency 1 is 2.00 times as fast as without a draft (95\N{NO-BREAK SPACE}%: 2.00 to 2.00); "
+        "TAR on servers is at most 2\N{NO-BREAK SPACE}% off the replayed TAR."
     )
     rows = {(line[0], line[1]): line for line in gains.table.rows}
     assert set(rows) == {("drafted", 1), ("drafted", 2), ("unknown", 1)}  # two at once: of other prompts
     assert gains.note.endswith(
         "Left out, as no server without a draft answered the same requests: "
-        "other, 1 at once; other, 2 at once; unknown, 2 at once."
+        "other at concurrency 1; other at concurrency 2; unknown at concurrency 2."
     )
-    predicted = next(one for one in row.curve if one.lookahead == 2)
+    predicted = next(prediction for prediction in row.curve if prediction.lookahead == 2)
     assert rows["drafted", 1][7] == pytest.approx(tar / predicted.iteration.total_s * predicted.plain_s)
     assert rows["drafted", 1][8:] == pytest.approx((1.02 * tar, tar))
     assert rows["unknown", 1][9] is None
-    (speeds,) = [one for one in page.figures if one.id == "servers"]
-    assert speeds.finding == "drafted gives most: 78 tokens a second, 2 at once."
+    (speeds,) = [figure for figure in page.figures if figure.id == "servers"]
+    assert speeds.finding == "drafted is fastest: 78 tokens per second at concurrency 2."
     assert {line[0] for line in speeds.table.rows} == {"plain", "drafted"}
     assert speeds.note.endswith(
-        "Left out, as they were asked otherwise: other (other prompts, temperature 1 instead of 0); "
+        "Left out, as they were sent other requests: other (other prompts, temperature 1 instead of 0); "
         "unknown (other prompts). Not predicted, as the study has no such draft: unknown (no such)."
     )
 
@@ -298,16 +304,16 @@ def test_servers_that_were_asked_alike_are_shown_together(tmp_path: Path):
     run = make_run(tmp_path / "run")
     for name, options in (("a", {}), ("b", {"draft": "made/draft-0", "lookahead": 2}), ("c", {"max_tokens": 64})):
         make_server(run / f"{name}.jsonl", **options)
-    (speeds,) = [one for one in make([read_run(run)]).figures if one.id == "servers"]
+    (speeds,) = [figure for figure in make_page([read_run(run)]).figures if figure.id == "servers"]
     assert {line[0] for line in speeds.table.rows} == {"a", "b"}
-    assert speeds.note.endswith("asked otherwise: c (64 tokens instead of 20).")
+    assert speeds.note.endswith("they were sent other requests: c (64 tokens instead of 20).")
     (run / "c.jsonl").unlink()
-    (speeds,) = [one for one in make([read_run(run)]).figures if one.id == "servers"]
+    (speeds,) = [figure for figure in make_page([read_run(run)]).figures if figure.id == "servers"]
     assert "Left out" not in speeds.note
 
 
 def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
-    """Extra TAR and parity latency by its formulas; the last proposer's tokens are hardly ever accepted."""
+    """Extra TAR and parity latency follow the paper's formulas; the last proposer's tokens are hardly ever accepted."""
     folder = make_run(tmp_path / "run", 20)
     study = json.loads((folder / "study.json").read_text())
     study["rows"][-1]["prediction"]["tar"] = 1.05
@@ -315,16 +321,16 @@ def test_what_it_takes_to_catch_up_is_the_papers(tmp_path: Path):
     run = read_run(folder)
     winner = run.predicted[0].best
     candidates = zip(run.predicted[1:], lags(run.predicted)[1:], strict=True)
-    for one, lag in candidates:
-        verify_s = one.best.iteration.verify_s + one.best.iteration.other_s
+    for entry, lag in candidates:
+        verify_s = entry.best.iteration.verify_s + entry.best.iteration.other_s
         per_token_s = winner.iteration.total_s / winner.tar
-        assert lag.extra_tar == pytest.approx((verify_s + one.best.iteration.draft_s) / per_token_s - one.best.tar)
-        assert lag.parity_s == pytest.approx(one.best.tar * per_token_s - verify_s)
-    figures = {figure.id: figure for figure in make([run]).figures}
-    assert figures["extra"].finding.startswith("To be as fast as draft-3, draft-4 needs 0.01 tokens")
+        assert lag.extra_tar == pytest.approx((verify_s + entry.best.iteration.draft_s) / per_token_s - entry.best.tar)
+        assert lag.parity_s == pytest.approx(entry.best.tar * per_token_s - verify_s)
+    figures = {figure.id: figure for figure in make_page([run]).figures}
+    assert figures["extra"].finding.startswith("To be as fast as draft-3, draft-4 needs 0.01 more tokens per iteration")
     assert figures["parity"].finding == (
-        "To be as fast as draft-3, draft-4 must draft an iteration in 1.74 ms instead of 1.76; "
-        "1 of 19 others cannot be, even if drafting took no time."
+        "To be as fast as draft-3, draft-4 must draft for 1.74 ms instead of 1.76 ms per iteration; "
+        "1 of 19 others cannot be as fast, even if drafting took no time."
     )
 
 
@@ -393,14 +399,14 @@ def test_the_demo_ends_with_a_report(tmp_path: Path, capsys, monkeypatch: pytest
 
 def test_labels_tell_drafts_apart():
     named = [("model", "a/b/draft", ""), ("tree", "a/c/draft", ""), ("ngram", "n-gram", "n-gram")]
-    assert label(named) == ["b/draft", "tree c/draft", "n-gram"]
-    assert label([("model", "zoo:4x128", "")]) == ["zoo:4x128"]
-    assert len(label([("model", "x" * 99, "")])[0]) == 22
-    assert len(set(label([("model", first + "x" * 99, "") for first in "ab"]))) == 2
+    assert short_labels(named) == ["b/draft", "tree c/draft", "n-gram"]
+    assert short_labels([("model", "zoo:4x128", "")]) == ["zoo:4x128"]
+    assert len(short_labels([("model", "x" * 99, "")])[0]) == 22
+    assert len(set(short_labels([("model", first + "x" * 99, "") for first in "ab"]))) == 2
 
 
 def test_tables():
-    assert [shown(cell) for cell in (None, "a", 1234, 1234.5, 12.34, 1.234, 0.01234)] == [
+    assert [format_cell(cell) for cell in (None, "a", 1234, 1234.5, 12.34, 1.234, 0.01234)] == [
         "–", "a", "1,234", "1,234", "12.3", "1.23", "0.0123",
     ]  # fmt: skip
     assert markdown(Table(("a|b", "c"), [(1, 2.0)])) == "| a\\|b | c |\n| --- | --- |\n| 1 | 2.00 |\n"
@@ -419,7 +425,7 @@ def test_whatever_field_is_missing_the_page_is_made_or_it_is_said(tmp_path: Path
             for lacking in lacking_one(json.loads(line)):
                 file.write_text("\n".join([*lines[:at], json.dumps(lacking), *lines[at + 1 :], ""]))
                 try:
-                    make([read_run(run)])
+                    make_page([read_run(run)])
                 except RecordError:
                     said += 1
         file.write_text(whole)
@@ -427,10 +433,10 @@ def test_whatever_field_is_missing_the_page_is_made_or_it_is_said(tmp_path: Path
 
 
 def lacking_one(value: Any) -> Iterator[Any]:
-    """An object without each of its fields, and so for those within, of lists the first."""
+    """Yield the value without one field, for each field at any depth; of lists, in the first item only."""
     if isinstance(value, dict):
         for name in value:
-            yield {other: its for other, its in value.items() if other != name}
+            yield {other: inner for other, inner in value.items() if other != name}
             yield from ({**value, name: inner} for inner in lacking_one(value[name]))
     elif isinstance(value, list) and value:
         yield from ([inner, *value[1:]] for inner in lacking_one(value[0]))

@@ -18,7 +18,7 @@ from shallowdraft.cli import main
 from shallowdraft.errors import OptionError
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.portable import require_portable
-from shallowdraft.profiling.latency_model import LatencyLaw, layer_weights, trial_shapes
+from shallowdraft.profiling.latency_model import LatencyModel, layer_weights, trial_shapes
 from shallowdraft.records import Records
 from shallowdraft.runs.profile import KIND, read_profile
 from shallowdraft.shapes.notation import parse_shape
@@ -26,7 +26,7 @@ from shallowdraft.studying.design import design, enumerate_shapes
 from shallowdraft.studying.search import choose_candidates, plan_rungs
 
 PARENT = parse_shape("12x256/4h/688", vocab=1024)
-LAW = LatencyLaw(1e-5, 1e-6, 2e-5, 1e-11, 0.0)
+LAW = LatencyModel(1e-5, 1e-6, 2e-5, 1e-11, 0.0)
 
 
 @pytest.fixture

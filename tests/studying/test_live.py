@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from shallowdraft.records import Record, Records
-from shallowdraft.replaying.result import Counted
+from shallowdraft.replaying.result import CountedReplay
 from shallowdraft.runs import profile as profiles
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.live import KIND
@@ -83,7 +83,7 @@ def test_predictions_are_for_the_states_of_runs_that_count(tmp_path: Path):
         file.append(place | times | {"handover_s": 0.0, "arithmetic_s": 0.0, "round": 0, "turn": 0})
     profile = profiles.read_profile(tmp_path / "profile")
     trace = Trace("t", {}, Sampling(), outputs())
-    replayed = Counted("1x256", trace, {1: SMALL}, {1: [[ITERATIONS]] * 6}, {1: [[1]] * 6})
+    replayed = CountedReplay("1x256", trace, {1: SMALL}, {1: [[ITERATIONS]] * 6}, {1: [[1]] * 6})
     states = said(tmp_path / "stalled", stalled_on_4(), outputs()).by_candidate[SMALL].states
     assert set(states) == {("zoo", f"books-{at}") for at in (0, 1, 2, 3, 5)}
     assert forecast_in_states(replayed, profile, 1, states).break_even_tar > 1

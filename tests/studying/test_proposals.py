@@ -24,7 +24,8 @@ from shallowdraft.exporting.engines import FAMILIES
 from shallowdraft.exporting.export import export
 from shallowdraft.models.checkpoint import read_shape
 from shallowdraft.models.synthetic import random_decoder
-from shallowdraft.profiling.latency_model import RANDOM, shape_of, trial_shapes
+from shallowdraft.profiling.latency_model import shape_of, trial_shapes
+from shallowdraft.records import RANDOM
 from shallowdraft.shapes.llama import Rope
 from shallowdraft.shapes.shape import ModelShape
 from shallowdraft.studying.design import enumerate_shapes

@@ -24,7 +24,7 @@ from shallowdraft.profiling.measure import all_points, measure
 from shallowdraft.records import Records
 from shallowdraft.replaying.model import replay_model
 from shallowdraft.replaying.result import Replay
-from shallowdraft.replaying.tree import replay_trees
+from shallowdraft.replaying.tree import replay_tree
 from shallowdraft.reporting.page import page_of
 from shallowdraft.reporting.reading import read_run
 from shallowdraft.runs.candidate import Candidate
@@ -93,24 +93,26 @@ def test_replay_knows_the_iterations_in_which_a_draft_is_silent(
     models: dict[str, sd.Model], trace: Trace, drafter: str, size: int
 ):
     draft = models["draft"]
-    found = replay_model(draft, trace) if drafter == "model" else replay_trees(draft, trace, [size])
+    found = replay_model(draft, trace) if drafter == "model" else replay_tree(draft, trace, [size])
     depth, nodes = found.candidate(size).lookahead, size
     runs = live(models["target"], draft, found, size)
-    assert found.proposed(size).keys() == {depth, 0}
+    assert found.iterations_by_length(size).keys() == {depth, 0}
     drafting = [run.stats.drafted / nodes for run in runs]
-    assert found.proposed(size)[depth].tolist() == drafting
-    assert found.proposed(size)[0].tolist() == [
+    assert found.iterations_by_length(size)[depth].tolist() == drafting
+    assert found.iterations_by_length(size)[0].tolist() == [
         run.stats.iterations - drafted for run, drafted in zip(runs, drafting, strict=True)
     ]
     assert drafting[0] > 0 < drafting[2] < runs[2].stats.iterations
     assert drafting[-1] == 0 < runs[-1].stats.iterations
     for row, run in enumerate(runs):
-        assert [kept for kept, _ in found.iterations_in(row, size)] == run.accepted_by_iteration
-        assert [proposed for _, proposed in found.iterations_in(row, size)].count(0) == found.proposed(size)[0][row]
+        assert [kept for kept, _ in found.greedy_iterations(row, size)] == run.accepted_by_iteration
+        assert [proposed for _, proposed in found.greedy_iterations(row, size)].count(0) == found.iterations_by_length(
+            size
+        )[0][row]
     assert found.tar()[size] == pytest.approx(sd.total([run.stats for run in runs], one_batch=False).tar)
-    silent = found.proposed(size)[0].sum()
+    silent = found.iterations_by_length(size)[0].sum()
     assert found.silence(size) == Silence(
-        256 - depth + 1, silent / found.walk.at(size).sum(), silent / (len(runs) * (NEW_TOKENS - 1))
+        256 - depth + 1, silent / found.counts.at(size).sum(), silent / (len(runs) * (NEW_TOKENS - 1))
     )
     assert found.record("model").silence[size] == found.silence(size)
 
@@ -189,8 +191,8 @@ def test_samples_in_which_a_draft_was_silent_are_no_times(models: dict[str, sd.M
     found = written(path, draft.name, (256,), draft_s=0.0, target_s=1.0)
     assert {point.context for point in found.samples} == {64}
     assert found.notes == [
-        f"{path}: 2 samples at contexts 256 are left out: {draft.name} drafted nothing there, its own being full; "
-        f"time it at shorter ones: profile --draft {draft.name} --contexts"
+        f"{path}: 2 samples at contexts 256 are left out: {draft.name} drafted nothing there, as its own "
+        f"context was full; time it at shorter ones: profile --draft {draft.name} --contexts"
     ]
     speeds = [forecast(replay_model(draft, trace), one, [4])[4].speed_up for one in (found, wanted)]
     assert speeds[0] == speeds[1]

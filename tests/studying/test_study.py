@@ -23,7 +23,7 @@ from shallowdraft.errors import OptionError
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import make_pair
 from shallowdraft.records import Records
-from shallowdraft.replaying.result import Counted
+from shallowdraft.replaying.result import CountedReplay
 from shallowdraft.runs import profile as profiles
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.live import LiveRun
@@ -276,7 +276,7 @@ def test_the_time_of_proposals_of_several_lengths_is_their_mean(tmp_path: Path):
         file.append(place | times | {"target_s": target_s, "round": 0, "turn": 0})
     trace = Trace("t", {}, Sampling(), [Output("0", "few", 0, [1], [1, 2, 3, 4, 5])])
     candidate = Candidate("n-gram", 3, "ngram")
-    found = Counted("n-gram", trace, {3: candidate}, {3: [[2, 0, 0, 0]]}, {3: [[3, 0, 0, 0]]})
+    found = CountedReplay("n-gram", trace, {3: candidate}, {3: [[2, 0, 0, 0]]}, {3: [[3, 0, 0, 0]]})
     one = forecast(found, profiles.read_profile(tmp_path / "p"))[3]
     assert one.tar == 2.0
     assert asdict(one.iteration) == pytest.approx({"draft_s": 0.1, "verify_s": (1.6 + 1.0) / 2, "other_s": 0.1})

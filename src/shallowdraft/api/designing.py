@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shallowdraft.api.defaults import ALL_LOOKAHEADS
 from shallowdraft.api.inputs import (
-    ALL_LOOKAHEADS,
     Lookaheads,
     Names,
     as_list,
@@ -38,7 +38,7 @@ def design(
     trace: Trace | str | Path | None = None,
     max_parameters: int | None = None,
     lookaheads: Lookaheads = ALL_LOOKAHEADS,
-    context: int = 128,
+    mean_context: int = 128,
     dtype: str | None = None,
     draft_dtype: str | None = None,
     device: str | None = None,
@@ -48,7 +48,7 @@ def design(
     profile: what `profile` wrote with `shapes="auto"`, on this machine.
     parent: what a draft would be pruned from; by default the target.
     trace: the target's; with it, the TAR that beats the best draft in the profile is shown too.
-    max_parameters: leave out larger shapes. context: tokens before a new one, without a trace.
+    max_parameters: leave out larger shapes. mean_context: tokens before a new one, on average, without a trace.
     """
     from shallowdraft.profiling.latency_model import fit, observations
     from shallowdraft.studying.design import design as design_shapes
@@ -58,7 +58,7 @@ def design(
     (shape,) = parents.values()
     model = fit(observations(timed, shape))
     best = _best_at_hand(target, trace, timed, dtype, draft_dtype, device) if trace is not None else None
-    place = open_trace(trace).mean_context if trace is not None else float(context)
+    place = open_trace(trace).mean_context if trace is not None else float(mean_context)
     goal = best.prediction.tokens_per_s if best else None
     tried = parse_lookaheads(lookaheads)
     return DesignResult(
@@ -112,7 +112,7 @@ def search(
     parents: Names = (),
     candidates: int = 6,
     tokens: int = 500_000,
-    text: int = 200_000,
+    generated: int = 200_000,
     corpus: str | Path | None = None,
     max_parameters: int | None = None,
     lookaheads: Lookaheads = ALL_LOOKAHEADS,
@@ -126,8 +126,8 @@ def search(
 
     profile, trace: files that `profile` (with shapes) and `record` wrote. out: folder; out/draft is the winner.
     parents: what drafts may be pruned from; by default the target.
-    candidates: shapes to begin with. tokens: tokens to distil on, over all candidates. text: tokens that the target
-    writes to learn from, after beginnings from the folder `corpus` if there is one.
+    candidates: shapes to begin with. tokens: tokens to distil on, over all candidates. generated: tokens that the
+    target writes to learn from, after beginnings from the folder `corpus` if there is one.
     """
     from shallowdraft.building.following import following_training, saying
     from shallowdraft.building.token_store import open_store
@@ -149,7 +149,7 @@ def search(
     plan = ", then ".join(f"{rung.candidates} on {rung.tokens:,} tokens each" for rung in rungs)
     say(f"{plan}; candidates: {', '.join(candidate.name for candidate in chosen)}")
     corpus_folder = Path(corpus) if corpus else None
-    following(progress)("the target writes", write_text(trainable, files.path, text, corpus_folder), text)
+    following(progress)("the target writes", write_text(trainable, files.path, generated, corpus_folder), generated)
     builder = Builder(
         target=trainable,
         parents={name: load(name, "float32", device, trainable=True) for name in shapes},

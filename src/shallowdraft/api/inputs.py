@@ -24,8 +24,6 @@ Names = str | Iterable[str]
 Lookaheads = str | Sequence[int]
 """`1:12`, `1,2,4`, or numbers."""
 
-ALL_LOOKAHEADS = "1:12"
-
 
 def as_list(values: str | Iterable[T]) -> list[str] | list[T]:
     """Return several values as a list, and a single name as a list of one."""

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from shallowdraft.api.defaults import ALL_LOOKAHEADS, PROFILED_LOOKAHEADS, StudyDrafter
 from shallowdraft.api.inputs import (
-    ALL_LOOKAHEADS,
     Lookaheads,
     Names,
     as_list,
@@ -32,10 +32,6 @@ from shallowdraft.runs.trace import Trace
 if TYPE_CHECKING:
     from shallowdraft.models.model import Model
     from shallowdraft.studying.proposers import Proposer
-
-StudyDrafter = Literal["model", "tree", "ngram", "skip", "medusa"]
-
-PROFILED_LOOKAHEADS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # times of the others lie between
 
 
 def record(
@@ -267,7 +263,7 @@ def predict(
     if not isinstance(replays, Replays):
         names = as_list(drafts) if drafts is not None else timed.drafts
         if not names:
-            raise OptionError("the profile has the times of no draft model; time one: profile --draft")
+            raise OptionError("the profile has the times of no draft model; time one: profile --drafts")
         loaded = [load_draft_model(name, draft_dtype or dtype, device) for name in names]
         replays = replay(trace, loaded)
     predictions = []

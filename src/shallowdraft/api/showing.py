@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from shallowdraft.api.defaults import ServingEngine
 from shallowdraft.api.inputs import (
     Names,
     as_list,
@@ -26,7 +27,6 @@ from shallowdraft.runs.trace import Trace
 if TYPE_CHECKING:
     from shallowdraft.exporting.export import Exported
 
-ServingEngine = Literal["vllm", "sglang", "trtllm", "llama.cpp", "transformers"]
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 
@@ -110,8 +110,8 @@ def report(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise OptionError("a run is named twice; name each once")
     try:
-        from shallowdraft.reporting.files import write_figures
-        from shallowdraft.reporting.page import make, render
+        from shallowdraft.reporting.figure_files import write_figures
+        from shallowdraft.reporting.page import make_page, render
     except ImportError as error:
         raise OptionError(
             "the report needs altair and vl-convert; install them: pip install 'shallowdraft[report]'"
@@ -119,7 +119,7 @@ def report(
     from shallowdraft.records import write_whole
     from shallowdraft.reporting.reading import read_run
 
-    page = make([read_run(folder) for folder in folders])
+    page = make_page([read_run(folder) for folder in folders])
     path = Path(out) if out else folders[0] / (REPORT if len(folders) == 1 else COMPARISON)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, render(page))
@@ -173,7 +173,7 @@ def bench(
     concurrency: Sequence[int] = (1,),
     max_new_tokens: int = 128,
     temperature: float = 0.0,
-    rounds: int = 1,
+    repeats: int = 1,
     chat: bool = False,
     draft: str | None = None,
     lookahead: int | None = None,
@@ -183,7 +183,7 @@ def bench(
     """Measure any server that speaks OpenAI's protocol: latencies, tokens per second, and TAR where it counts it.
 
     out: file for the records, a line per request; in the folder of a study, `report` shows them beside its prediction.
-    concurrency: requests at a time, measured in turn. rounds: how often each prompt is asked.
+    concurrency: requests at a time, measured in turn. repeats: how often each prompt is asked.
     draft, lookahead: what the server speculates with, by the name it has in a study.
     api_key: by default the environment's OPENAI_API_KEY; it is never written down.
     """
@@ -193,7 +193,7 @@ def bench(
 
     if not concurrency:
         raise OptionError("--concurrency is empty; it must have a number of at least 1")
-    require_at_least(1, concurrency=min(concurrency), max_new_tokens=max_new_tokens, rounds=rounds)
+    require_at_least(1, concurrency=min(concurrency), max_new_tokens=max_new_tokens, repeats=repeats)
     if (draft is None) != (lookahead is None):
         raise OptionError("--draft and --lookahead go together: what the server speculates with, and how far")
     require_at_least(1, **({} if lookahead is None else {"lookahead": lookahead}))
@@ -202,7 +202,7 @@ def bench(
         chosen,
         numbers,
         max_new_tokens,
-        rounds=rounds,
+        rounds=repeats,
         temperature=temperature,
         chat=chat,
         draft=draft,
@@ -211,7 +211,7 @@ def bench(
     with closing(Endpoint(url, model, api_key or os.environ.get("OPENAI_API_KEY"))) as endpoint:
         endpoint.check()
         following(progress)(
-            "asking the server", run_load(endpoint, load, Path(out)), len(chosen) * rounds * len(numbers)
+            "asking the server", run_load(endpoint, load, Path(out)), len(chosen) * repeats * len(numbers)
         )
     levels = tuple(summarise(Path(out)))
     answered = {level.concurrency for level in levels}

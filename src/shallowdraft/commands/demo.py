@@ -1,17 +1,15 @@
 """shallowdraft demo: a study of the models that ship with the package."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from shallowdraft.commands.options import DraftCommand
-from shallowdraft.commands.report import FILE, write_report
 from shallowdraft.commands.study import StudyCommand
 from shallowdraft.errors import CheckpointError, OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoCommand(DraftCommand):
-    """StudyCommand the models that ship with the package: which draft is fastest here, and does it pay? No download.
+    """Study the models that ship with the package: which draft is fastest here, and does it pay? No download.
 
     The target is among the drafts: as a draft it has weights of 8 bits. The same as `shallowdraft study --target
     zoo:target --drafts zoo:… --prompts zoo --lookaheads 1:8 --out demo` and `shallowdraft report demo`; takes about two
@@ -22,6 +20,7 @@ class DemoCommand(DraftCommand):
     """Folder of the run; a demo that was stopped goes on there."""
 
     def run(self) -> int:
+        from shallowdraft.api.showing import report
         from shallowdraft.models import zoo
 
         drafts = tuple(f"zoo:{name}" for name in zoo.names())
@@ -40,9 +39,9 @@ class DemoCommand(DraftCommand):
             debug=self.debug,
         ).run()
         try:
-            made = write_report([Path(self.out)], Path(self.out) / FILE)
+            page = report(self.out).page
         except OptionError as error:  # the study is done all the same
             print(error)
         else:
-            print(f"the report is in {made}; open it in a browser")
+            print(f"the report is in {page}; open it in a browser")
         return code

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shallowdraft.commands.options import RequiredDraft, Target
 from shallowdraft.commands.training import DistillingCommand
 
 if TYPE_CHECKING:
@@ -16,19 +17,10 @@ class DistillCommand(DistillingCommand):
     Example: shallowdraft distill --draft DIR --target DIR --corpus text --tokens 5000000 --out better-draft
     """
 
-    draft: str
-    """Checkpoint folder, hub id or zoo name to start from."""
-    target: str
-    """Checkpoint folder, hub id or zoo name of the model to agree with."""
+    draft: RequiredDraft
+    target: Target
 
     def build(self) -> "BuildResult":
-        from shallowdraft.building.recipe import DistillationOptions
-        from shallowdraft.building.stages import distill
+        from shallowdraft.api.building import distill
 
-        return distill(
-            draft=self.draft,
-            target=self.target,
-            options=self.options(DistillationOptions),
-            dtype=self.dtype,
-            **self.shared_arguments(),
-        )
+        return distill(**self.arguments(distill))

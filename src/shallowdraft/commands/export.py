@@ -4,13 +4,13 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional
 
-from shallowdraft.commands.options import Command, Name, Number, require_decoder_only
-from shallowdraft.errors import OptionError
+from shallowdraft.api.defaults import ServingEngine
+from shallowdraft.commands.options import Command, Json, Name, OptionalLookahead, Target
 
 if TYPE_CHECKING:
     from shallowdraft.exporting.advice import Advice
@@ -27,59 +27,39 @@ class ExportCommand(Command):
 
     draft: Annotated[Positional[str], tyro.conf.arg(metavar="DRAFT")]
     """Checkpoint folder, hub id or zoo name."""
-    target: str
-    """The model that it drafts for, named likewise."""
-    engine: Literal["vllm", "sglang", "trtllm", "llama.cpp", "transformers"]
+    target: Target
+    engine: ServingEngine
     """Who will serve them."""
     out: str
     """Folder to make."""
     study: Name = None
     """Folder of a study of this target and this draft: its best lookahead is set, by batch size where the engine takes
     that and the study's profile.jsonl has batches (profile --batches … --out RUN/profile.jsonl)."""
-    lookahead: Number = None
-    """Draft tokens an iteration instead of the study's, 1 to 32."""
+    lookahead: OptionalLookahead = None
     dtype: Name = None
     """float32, bfloat16 or float16. Default: what the checkpoint's config says."""
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json_output: Json = False
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 
     def run(self) -> int:
-        from shallowdraft.display.progress import notes
+        from shallowdraft.api.showing import export
         from shallowdraft.exporting.engines import supported_lookaheads
-        from shallowdraft.exporting.export import START, export
+        from shallowdraft.exporting.export import START
 
-        if self.dtype == "int8":
-            raise OptionError("no other engine reads our int8; use float32, bfloat16 or float16")
-        require_decoder_only(self.target, self.draft)
-        advice = self._advice()
-        notes(advice.notes)
-        made = export(self.draft, self.target, self.engine, advice, Path(self.out), self.dtype)
+        exported = export(**self.arguments(export))
+        advice = exported.advice
         if self.json_output:
-            found = {"folder": self.out, "command": made.setup.command, "files": made.setup.files}
-            print(json.dumps(found | {"advice": vars(advice)}))
+            print(json.dumps(exported.to_json()))
             return 0
-        print(f"{self.out}: {self.draft} for {self.engine}, vocabulary {made.vocabulary}")
+        print(f"{self.out}: {self.draft} for {self.engine}, vocabulary {exported.vocabulary}")
         print(f"lookahead {advice.lookahead}{_known(advice)}")
         if by_batch := supported_lookaheads(self.engine, advice.by_batch):
-            print("by batch size: " + ", ".join(f"{batch}: {d}" for batch, d in by_batch.items()))
+            print("by batch size: " + ", ".join(f"{batch}: {lookahead}" for batch, lookahead in by_batch.items()))
         print(f"start it: {shlex.quote(str(Path(self.out) / START))}")
-        print(f"which runs there: {made.command}")
-        print(f"{made.setup.variable}=/path/to/{made.setup.command[0]} names another {made.setup.command[0]}")
+        print(f"which runs there: {exported.command}")
+        program = exported.setup.command[0]
+        print(f"{exported.setup.variable}=/path/to/{program} names another {program}")
         return 0
-
-    def _advice(self) -> "Advice":
-        from shallowdraft.exporting.advice import Advice, advise
-        from shallowdraft.limits import MAX_LOOKAHEAD
-
-        if self.lookahead is not None:
-            if self.study is not None:
-                raise OptionError("--study says how far to look ahead; leave out --lookahead, or the study")
-            if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
-                raise OptionError(f"--lookahead is {self.lookahead}; it must be 1 to {MAX_LOOKAHEAD}")
-            return Advice(self.lookahead)
-        if self.study is None:
-            raise OptionError("give --study with the folder of a study, or --lookahead with a number")
-        return advise(Path(self.study), self.target, self.draft)
 
 
 def _known(advice: "Advice") -> str:

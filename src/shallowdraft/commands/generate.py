@@ -8,7 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from shallowdraft.commands.options import DraftCommand, Name, Number
+from shallowdraft.commands.options import (
+    Chat,
+    Draft,
+    DraftCommand,
+    Heads,
+    Json,
+    MaxNewTokens,
+    Name,
+    Nodes,
+    Prompts,
+    Seed,
+    Skips,
+    Target,
+    Temperature,
+    TopK,
+    TopP,
+)
 from shallowdraft.errors import OptionError
 from shallowdraft.shapes.shape import require_one_kind
 
@@ -28,28 +44,21 @@ class GenerateCommand(DraftCommand):
     Example: shallowdraft generate --target DIR --draft DIR --prompt "Once upon a time"
     """
 
-    target: str
-    """Checkpoint folder, hub id or zoo name of the model whose output you want."""
+    target: Target
     prompt: Name = None
     """The text to continue; of an encoder–decoder what it reads."""
     prompt_ids: tuple[int, ...] = ()
     """Instead of text: the prompt's token ids, for a target without a tokenizer too."""
-    prompts: Name = None
-    """Instead of one prompt: a set that ships with the package, like `zoo`, or a file of {"prompt": …} or {"ids": […]}
-    lines."""
-    draft: Name = None
-    """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
+    prompts: Prompts = ()
+    draft: Draft = None
     drafter: Literal["model", "tree", "several", "skip", "ngram", "medusa"] = "model"
     """What proposes: the draft model; the draft model, branching into a tree or drawing several chains; without a draft
     the target itself, parts of it skipped; the text, where it repeats (ngram); or heads on the target (medusa)."""
-    nodes: int = 16
-    """Of a tree or several chains: how many tokens they have; --lookahead is how deep they go."""
+    nodes: Nodes = None
     tree: Name = None
-    """Of a tree: its shape, what replay --nodes N --tree FILE wrote. Default: one of --nodes by usual acceptance."""
-    heads: Name = None
-    """With --drafter medusa: what shallowdraft heads wrote. Default: the folder `heads` beside the target's weights."""
-    skips: Name = None
-    """With --drafter skip: what skip-search wrote. Default: the second half of the layers."""
+    """File of a tree, which `replay --nodes N --out FILE` wrote. Default: one of --nodes, 16, by usual acceptance."""
+    heads: Heads = None
+    skips: Skips = None
     min_confidence: Annotated[float | None, tyro.conf.arg(metavar="P")] = None
     """Draft on only while the draft's own probability of its last token is at least P: one token
     at least, --lookahead at most. `replay --min-confidence` tells what each P would keep. Not on a
@@ -58,34 +67,29 @@ class GenerateCommand(DraftCommand):
     """How drawn proposals are judged: token by token, or as a whole, which accepts more. Either is lossless."""
     lookahead: int | Literal["auto"] = 5
     """Draft tokens an iteration, 1 to 32; auto: what pays, chosen anew as the text goes."""
-    max_new_tokens: int = 128
-    """Stop after this many tokens."""
-    temperature: float = 0.0
-    """0 takes the most likely token each time; above 0 draws."""
-    top_k: Number = None
-    """Draw from the K most likely tokens only."""
-    top_p: Annotated[float | None, tyro.conf.arg(metavar="P")] = None
-    """Draw from the most likely tokens that together reach probability P."""
-    seed: int = 0
-    """Seed of the draws."""
+    max_new_tokens: MaxNewTokens = 128
+    temperature: Temperature = 0.0
+    top_k: TopK = None
+    top_p: TopP = None
+    seed: Seed = 0
     stop: tuple[str, ...] = ()
     """Strings that end the text; they are not part of it."""
-    chat: bool = False
-    """Put the prompt through the target's chat template as the user's turn."""
+    chat: Chat = False
     tensor_parallel: bool = False
     """Split the target over the processes of `torchrun --nproc-per-node N -m shallowdraft generate …`."""
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json_output: Json = False
     """Print one JSON object {"text", "token_ids", "stats", …} and nothing else; for --prompts one with a list of these
     as "generations" and the sum of their statistics as "stats"."""
 
     def run(self) -> int:
         import shallowdraft as sd
         from shallowdraft import distributed
-        from shallowdraft.prompts import Prompt, load_prompts
+        from shallowdraft.api.inputs import gather_prompts
+        from shallowdraft.prompts import Prompt
 
         self._check()
         self.set_threads()
-        several = load_prompts(self.prompts) if self.prompts is not None else []
+        several = [prompt for _, prompt in gather_prompts(self.prompts, None)] if self.prompts else []
         options = self._options()
         target = sd.load(self.target, self.dtype, self.device, parallel=self.tensor_parallel)
         if self.draft is not None:
@@ -126,7 +130,7 @@ class GenerateCommand(DraftCommand):
                 f"torchrun started {launched()} processes, which would all do the same; "
                 "add --tensor-parallel to split the target over them, or leave torchrun out"
             )
-        if [self.prompt is not None, self.prompts is not None, bool(self.prompt_ids)].count(True) != 1:
+        if [self.prompt is not None, bool(self.prompts), bool(self.prompt_ids)].count(True) != 1:
             raise OptionError(
                 "give --prompt with a text, or --prompts with a set or a file of them, or --prompt-ids with token ids"
             )
@@ -148,7 +152,6 @@ class GenerateCommand(DraftCommand):
 
         options: Options = {
             "drafter": self.drafter,
-            "nodes": self.nodes,
             "min_confidence": self.min_confidence,
             "rule": self.rule,
             "lookahead": self.lookahead,
@@ -159,6 +162,8 @@ class GenerateCommand(DraftCommand):
             "seed": self.seed,
             "stop": self.stop,
         }
+        if self.nodes is not None:
+            options["nodes"] = self.nodes
         if self.tree is not None:
             options["tree"] = _tree(Path(self.tree))
         if self.skips is not None:
@@ -173,7 +178,7 @@ def _tree(file: Path) -> "Tree":
 
     parents = read_json(file).get("parents") if file.is_file() else None
     if not isinstance(parents, list) or not all(isinstance(parent, int) for parent in parents):
-        raise OptionError(f"{file}: this is no tree; write one with shallowdraft replay --nodes N --tree FILE")
+        raise OptionError(f"{file}: this is no tree; write one with shallowdraft replay --nodes N --out FILE")
     return Tree(tuple(parents))
 
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shallowdraft.commands.training import DistillingCommand, say
+from shallowdraft.commands.options import Target
+from shallowdraft.commands.training import DistillingCommand
+from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
     from shallowdraft.building.output_folder import BuildResult
@@ -18,24 +20,20 @@ class HeadsCommand(DistillingCommand):
     Example: shallowdraft heads --target DIR --corpus text --tokens 2000000 --generated 2000000 --out heads
     """
 
-    target: str
-    """Checkpoint folder, hub id or zoo name of the model to guess ahead of."""
+    target: Target
     count: int = 4
     """How many heads: how far they guess beyond the next token."""
 
     def build(self) -> "BuildResult":
-        from shallowdraft.building.recipe import DistillationOptions
-        from shallowdraft.building.stages import train_heads
+        from shallowdraft.api.building import train_heads
 
-        return train_heads(
-            target=self.target,
-            count=self.count,
-            options=self.options(DistillationOptions),
-            dtype=self.dtype,
-            **self.shared_arguments(),
-        )
+        if self.rollout:
+            raise OptionError("--rollout is for drafts; heads learn from the target's text")
+        return train_heads(**self.arguments(train_heads))
 
     def show(self, result: "BuildResult") -> None:
         super().show(result)
+        from shallowdraft.building.following import saying
+
         if not result.finished_before:
-            say(f"shallowdraft generate --target {self.target} --drafter medusa --heads {self.out} uses them")
+            saying(True)(f"shallowdraft generate --target {self.target} --drafter medusa --heads {self.out} uses them")

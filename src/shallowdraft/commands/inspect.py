@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from shallowdraft.commands.options import ModelCommand
+from shallowdraft.commands.options import Json, ModelCommand
 from shallowdraft.errors import OptionError
 from shallowdraft.shapes.named import NAMED
 from shallowdraft.shapes.shape import ModelShape
@@ -34,7 +34,7 @@ class InspectCommand(ModelCommand):
     context: int = 1024
     """Tokens of context, for the cache and the attention's share of the FLOPs; a model with a shorter context has that
     of its own."""
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json_output: Json = False
     """Print one JSON object."""
 
     def run(self) -> int:

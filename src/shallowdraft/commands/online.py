@@ -2,11 +2,19 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from shallowdraft.commands.options import ModelCommand, Number
+from shallowdraft.commands.options import (
+    Json,
+    Limit,
+    Lookahead,
+    MaxNewTokens,
+    ModelCommand,
+    Prompts,
+    Rate,
+    RequiredDraft,
+    Target,
+)
 
 if TYPE_CHECKING:
     from shallowdraft.building.online import OnlineResult
@@ -21,45 +29,39 @@ class OnlineCommand(ModelCommand):
     Example: shallowdraft online --target DIR --draft DIR --prompts questions.jsonl --out learning
     """
 
-    target: str
-    """Checkpoint folder, hub id or zoo name of the model that decides the output."""
-    draft: str
-    """A smaller model with the same vocabulary, named in the same way, that learning starts from."""
-    prompts: tuple[str, ...]
-    """Sets that ship with the package, and files of {"prompt": …} or {"ids": […]} lines."""
+    target: Target
+    draft: RequiredDraft
+    prompts: Prompts
     out: str
     """Folder for the draft and the outputs."""
-    lookahead: int = 4
-    """Draft tokens an iteration."""
-    max_new_tokens: int = 64
-    """Tokens to write after each prompt."""
+    lookahead: Lookahead = 4
+    max_new_tokens: MaxNewTokens = 64
     every: int = 8
     """Prompts between two updates of the draft."""
     budget: int = 4096
     """Tokens that the draft trains on in an update; 0: do not learn."""
-    learning_rate: float = 1e-3
-    """Learning rate of the updates."""
-    limit: Number = None
-    """Largest number of prompts of each set."""
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    learning_rate: Rate = None
+    """Peak of the learning rate. Default: 0.001."""
+    limit: Limit = None
+    json_output: Json = False
     """Print one JSON object with the acceptance over ten stretches of the prompts, and nothing else on stdout."""
 
     def run(self) -> int:
+        from shallowdraft.api.inputs import gather_prompts
         from shallowdraft.building.online import learn_online
-        from shallowdraft.commands.record import gather
         from shallowdraft.display.progress import follow
 
         self.set_threads()
         result = learn_online(
             target=self.target,
             draft=self.draft,
-            prompts=gather(self.prompts, self.limit),
+            prompts=gather_prompts(self.prompts, self.limit),
             out=self.out,
             lookahead=self.lookahead,
             max_new_tokens=self.max_new_tokens,
             every=self.every,
             budget=self.budget,
-            learning_rate=self.learning_rate,
+            learning_rate=self.learning_rate or 1e-3,
             dtype=self.dtype,
             device=self.device,
             follow=follow,

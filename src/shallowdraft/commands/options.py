@@ -1,40 +1,82 @@
-"""Options that commands share."""
+"""Options that commands share: each has one name, one type and one meaning everywhere."""
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from inspect import signature
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
 from shallowdraft.errors import OptionError
 
-if TYPE_CHECKING:
-    from shallowdraft.models.model import Model
-    from shallowdraft.studying.cluster import Executor
-
 Name = Annotated[str | None, arg(metavar="NAME")]
 Number = Annotated[int | None, arg(metavar="N")]
 Rate = Annotated[float | None, arg(metavar="R")]
 
+Target = Annotated[str, arg(help="Target: checkpoint folder, hub id or zoo name.")]
+Draft = Annotated[str | None, arg(metavar="NAME", help="Draft: checkpoint folder, hub id or zoo name.")]
+RequiredDraft = Annotated[str, arg(help="Draft: checkpoint folder, hub id or zoo name.")]
+Drafts = Annotated[tuple[str, ...], arg(help="Drafts: checkpoint folders, hub ids or zoo names.")]
+Trace = Annotated[str, arg(help="Trace of the target, a file that `record` wrote.")]
+OptionalTrace = Annotated[str | None, arg(metavar="NAME", help="Trace of the target, a file that `record` wrote.")]
+Prompts = Annotated[
+    tuple[str, ...],
+    arg(
+        help="Prompts: sets that ship with the package (mmlu, hellaswag, arena, spec-bench, humaneval, gsm8k, "
+        'mt-bench, zoo), and files of {"prompt": …} or {"ids": […]} lines.'
+    ),
+]
+Limit = Annotated[int | None, arg(metavar="N", help="At most this many prompts or questions of each set.")]
+MaxNewTokens = Annotated[int, arg(help="Tokens to write after each prompt, at most.")]
+Temperature = Annotated[float, arg(help="Temperature; 0 takes the most likely token each time, above 0 draws.")]
+TopK = Annotated[int | None, arg(metavar="K", help="Draw from the K most likely tokens only.")]
+TopP = Annotated[
+    float | None, arg(metavar="P", help="Draw from the most likely tokens that together reach probability P.")
+]
+Chat = Annotated[bool, arg(help="Put each prompt through the chat template as the user's turn.")]
+Lookaheads = Annotated[str, arg(help="Lookaheads to consider: from:to, or several numbers like 1,2,4; from 1 to 32.")]
+Lookahead = Annotated[int, arg(help="Lookahead: draft tokens an iteration, 1 to 32.")]
+OptionalLookahead = Annotated[int | None, arg(metavar="N", help="Lookahead: draft tokens an iteration, 1 to 32.")]
+Nodes = Annotated[int | None, arg(metavar="N", help="Number of tokens in a proposed tree, 1 to 63.")]
+Heads = Annotated[
+    str | None,
+    arg(
+        metavar="NAME",
+        help="Medusa heads: what `heads` wrote. Default: the folder `heads` beside the target's weights.",
+    ),
+]
+Skips = Annotated[
+    str | None,
+    arg(metavar="NAME", help="Skipped parts: what `skip-search` wrote. Default: the second half of the layers."),
+]
+Rounds = Annotated[int, arg(help="Rounds of timing: samples of each point.")]
+Seed = Annotated[int, arg(help="Seed of all random choices.")]
+Json = Annotated[bool, arg(name="json")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command(ABC):
-    """What every command takes."""
+    """Options of every command."""
 
     debug: bool = False
     """Show the whole traceback of an error instead of one line."""
 
     @abstractmethod
     def run(self) -> int:
-        """Do it; the exit code."""
+        """Run the command and return its exit code."""
+
+    def arguments(self, function: Callable[..., object]) -> dict[str, Any]:
+        """Return the options that a function of the API takes, by the names of its parameters."""
+        return {name: getattr(self, name) for name in signature(function).parameters if hasattr(self, name)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCommand(Command):
-    """What every command takes that loads a model."""
+    """Options of every command that loads a model."""
 
-    dtype: Name = None
+    dtype: Annotated[Literal["float32", "bfloat16", "float16", "int8"] | None, arg(metavar="DTYPE")] = None
     """float32, bfloat16, float16 or int8. Default: float32 on a CPU, bfloat16 on CUDA."""
     device: Name = None
     """cpu, cuda or cuda:N. Default: CUDA where there is one."""
@@ -42,47 +84,27 @@ class ModelCommand(Command):
     """CPU threads. Default: one a core."""
 
     def set_threads(self) -> None:
+        """Use as many CPU threads as were asked for."""
         import torch
 
         cores = os.cpu_count() or 1
         if self.threads is not None:
             if not 1 <= self.threads <= cores:
-                raise OptionError(f"threads is {self.threads}; it must be 1 to {cores}, the number of cores here")
+                raise OptionError(f"--threads is {self.threads}; it must be 1 to {cores}, the number of cores here")
             torch.set_num_threads(self.threads)
-
-
-def require_decoder_only(*names: str) -> None:
-    """Refuse encoder–decoders; torch is imported only now."""
-    from shallowdraft.models import checkpoint
-
-    checkpoint.require_decoder_only(*names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCommand(ModelCommand):
-    """What every command takes that loads a draft."""
+    """Options of every command that loads a draft."""
 
-    draft_dtype: Name = None
+    draft_dtype: Annotated[Literal["float32", "bfloat16", "float16", "int8"] | None, arg(metavar="DTYPE")] = None
     """Of drafts alone: it changes their speed, never the output. Default: int8 on a CPU with gcc, else as --dtype."""
-
-    def load_draft(self, name: str) -> "Model":
-        from shallowdraft.models.model import load_draft
-
-        require_decoder_only(name)
-        return load_draft(name, self.draft_dtype or self.dtype, self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterCommand(DraftCommand):
-    """What every command takes whose work can be spread over machines."""
+    """Options of every command whose work can be spread over machines."""
 
     cluster: Annotated[str | None, arg(metavar="ADDRESS")] = None
-    """Of a Ray cluster, like 10.0.0.1:6379: replays and builds become its tasks; times are taken here all the same."""
-
-    def executor(self) -> "Executor":
-        from shallowdraft.models.model import resolve_device
-        from shallowdraft.studying.cluster import Cluster, Here
-
-        if self.cluster is None:
-            return Here()
-        return Cluster(self.cluster, gpus=int(resolve_device(self.device).type == "cuda"))
+    """Address of a Ray cluster, like 10.0.0.1:6379: replays and builds run there; times are still taken here."""

@@ -1,9 +1,10 @@
 """shallowdraft pair: make a target and a draft with a chosen agreement, without training."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from shallowdraft.commands.options import ModelCommand, Number
+from shallowdraft.commands.options import Json, ModelCommand, Number, Seed
 from shallowdraft.errors import OptionError
 from shallowdraft.portable import require_portable
 from shallowdraft.shapes.notation import parse_shape
@@ -28,9 +29,10 @@ class PairCommand(ModelCommand):
     vocab: int = 4096
     """Tokens in the vocabulary, at least 320."""
     context: Number = None
-    """Longest text in tokens. Default: 2048, or the named shape's own."""
-    seed: int = 0
-    """Seed of weights and agreement."""
+    """Longest text that the models are made for, in tokens. Default: 2048, or the named shape's own."""
+    seed: Seed = 0
+    json_output: Json = False
+    """Print {"target", "draft", "agreement", "tar"} and nothing else on stdout."""
 
     def run(self) -> int:
         from shallowdraft.models.model import resolve_device, resolve_dtype
@@ -52,9 +54,16 @@ class PairCommand(ModelCommand):
         for shape in (target, draft):
             require_portable(shape)
         pair = make_pair(target, draft, self.agreement, seed=self.seed).to(dtype)
-        for role, folder, model in zip(("target", "draft"), pair.save(out), (pair.target, pair.draft), strict=True):
-            shape = model.shape
-            print(f"{role}: {folder} ({shape}, {shape.parameters:,} parameters)")
-        tars = ", ".join(f"{pair.tar(d):.2f} at lookahead {d}" for d in (1, 3, 5, 7))
-        print(f"agreement {pair.agrees.double().mean():.1%}; TAR {tars}")
+        folders = dict(zip(("target", "draft"), pair.save(out), strict=True))
+        tars = {lookahead: pair.tar(lookahead) for lookahead in (1, 3, 5, 7)}
+        agreement = float(pair.agrees.double().mean())
+        if self.json_output:
+            print(
+                json.dumps({name: str(path) for name, path in folders.items()} | {"agreement": agreement, "tar": tars})
+            )
+            return 0
+        for role, model in (("target", pair.target), ("draft", pair.draft)):
+            print(f"{role}: {folders[role]} ({model.shape}, {model.shape.parameters:,} parameters)")
+        figures = ", ".join(f"{tar:.2f} at lookahead {lookahead}" for lookahead, tar in tars.items())
+        print(f"agreement {agreement:.1%}; TAR {figures}")
         return 0

@@ -27,15 +27,7 @@ class PretrainCommand(TrainingCommand):
     """Longest text that the model is made for."""
 
     def build(self) -> "BuildResult":
-        from shallowdraft.building.recipe import TrainingOptions
-        from shallowdraft.building.stages import pretrain
+        from shallowdraft.api.building import pretrain
 
         self.require_float32()
-        return pretrain(
-            shape=self.shape,
-            tokenizer=self.tokenizer,
-            vocab=self.vocab,
-            context=self.context,
-            options=self.options(TrainingOptions),
-            **self.shared_arguments(),
-        )
+        return pretrain(**self.arguments(pretrain))

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from shallowdraft.commands.training import DistillingCommand, is_first
 
@@ -34,31 +34,27 @@ class PruneCommand(DistillingCommand):
     """Say what it costs and takes, and stop."""
 
     def run(self) -> int:
+        from shallowdraft.building.following import following_training, saying
         from shallowdraft.building.pruning_stage import estimate_pruning
+        from shallowdraft.building.recipe import DistillationOptions
 
         self.require_float32()
         if not self.dry_run:
             return super().run()
         self.set_threads()
-        estimate = estimate_pruning(**self._arguments())
+        estimate = estimate_pruning(
+            **self.arguments(estimate_pruning)
+            | {
+                "options": DistillationOptions(**self.arguments(DistillationOptions)),
+                "follow": following_training(True),
+                "say": saying(True),
+            }
+        )
         if self.json_output and is_first():
             print(json.dumps(asdict(estimate)))
         return 0
 
     def build(self) -> "BuildResult":
-        from shallowdraft.building.pruning_stage import prune
+        from shallowdraft.api.building import prune
 
-        return prune(**self._arguments())
-
-    def _arguments(self) -> dict[str, Any]:
-        from shallowdraft.building.recipe import DistillationOptions
-
-        return {
-            "parent": self.parent,
-            "shape": self.shape,
-            "method": self.method,
-            "probe": self.probe,
-            "mask_tokens": self.mask_tokens,
-            "options": self.options(DistillationOptions),
-            **self.shared_arguments(),
-        }
+        return prune(**self.arguments(prune))

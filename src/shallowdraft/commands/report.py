@@ -1,16 +1,12 @@
 """shallowdraft report: a study's records as one page to look at."""
 
+import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from shallowdraft.commands.options import Command, Name
-from shallowdraft.errors import OptionError
-
-FILE = "report.html"
-MISSING = "the report needs altair and vl-convert; install them: pip install 'shallowdraft[report]'"
+from shallowdraft.commands.options import Command, Json, Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,39 +18,23 @@ class ReportCommand(Command):
     Example: shallowdraft report run --figures figures
     """
 
-    run_folders: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]")]
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]")]
     """Folder of a study; several to compare them."""
     out: Name = None
     """File to write. Default: report.html in RUN; of several runs, comparison.html in the first."""
     figures: Name = None
     """Folder for every chart as SVG and PNG and every table as CSV and Markdown."""
+    json_output: Json = False
+    """Print {"page", "figures"} and nothing else on stdout."""
 
     def run(self) -> int:
-        folders = [Path(one) for one in self.run_folders]
-        if not folders:
-            raise OptionError("no run is named; name the folder that was given to study --out")
-        if len({folder.resolve() for folder in folders}) < len(folders):
-            raise OptionError("a run is named twice; name each once")
-        out = Path(self.out) if self.out else folders[0] / (FILE if len(folders) == 1 else "comparison.html")
-        print(f"the report is in {write_report(folders, out, self.figures)}")
+        from shallowdraft.api.showing import report
+
+        files = report(**self.arguments(report))
+        if self.json_output:
+            print(json.dumps(files.to_json()))
+            return 0
+        print(f"the report is in {files.page}")
         if self.figures:
             print(f"charts and tables are in {self.figures}")
         return 0
-
-
-def write_report(folders: list[Path], out: Path, figures: str | None = None) -> Path:
-    """Where it was written to."""
-    try:
-        from shallowdraft.reporting.files import write_figures
-        from shallowdraft.reporting.page import make, render
-    except ImportError as error:
-        raise OptionError(MISSING) from error
-    from shallowdraft.records import write_whole
-    from shallowdraft.reporting.reading import read_run
-
-    page = make([read_run(folder) for folder in folders])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, render(page))
-    if figures:
-        write_figures(page.figures, Path(figures))
-    return out

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shallowdraft.commands.options import DraftCommand, Name, Number, require_decoder_only
+from shallowdraft.commands.options import Draft, DraftCommand, Lookahead, Name, Number, Target
 from shallowdraft.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
@@ -25,18 +25,16 @@ class ServeCommand(DraftCommand):
     Requests join a running batch between two iterations. Example: shallowdraft serve --target DIR --draft DIR
     """
 
-    target: str
-    """Checkpoint folder, hub id or zoo name; clients name it as the model, like this."""
-    draft: Name = None
-    """A smaller model with the same vocabulary, named likewise. Without one: plain decoding."""
-    lookahead: int = 5
-    """Draft tokens an iteration, 1 to 32."""
+    target: Target
+    draft: Draft = None
+    lookahead: Lookahead = 5
     host: str = "127.0.0.1"
     """Address to listen on; any that others can reach needs an API key."""
     port: int = 8000
     """0: any free one; it is printed."""
     api_key: Name = None
-    """What clients must send. Default: the variable SHALLOWDRAFT_API_KEY, which no list of processes shows."""
+    """Key of the server, which clients must send. Default: the variable
+    SHALLOWDRAFT_API_KEY, which no list of processes shows."""
     chat_template: Name = None
     """File with a chat template for a model that has none, or instead of its own."""
     rows: int = 8
@@ -47,8 +45,8 @@ class ServeCommand(DraftCommand):
     """Longest text in tokens, prompt and answer. Default: what target and draft take."""
     max_prompt_tokens: Number = None
     """Longest prompt. Default: what --max-model-len leaves."""
-    max_tokens: Number = None
-    """Most new tokens a request may ask for. Default: what --max-model-len leaves."""
+    max_new_tokens: Number = None
+    """Tokens that a request may ask for, at most. Default: what --max-model-len leaves."""
     max_body_bytes: int = 2**20
     """Largest body of a request; more is refused with 413."""
 
@@ -57,9 +55,11 @@ class ServeCommand(DraftCommand):
             from shallowdraft.serving.server import listen
         except ImportError:
             raise OptionError("the server needs fastapi; install it: pip install 'shallowdraft[serve]'") from None
+        from shallowdraft.models.checkpoint import require_decoder_only
+
         self._check()
         self.set_threads()
-        require_decoder_only(self.target)
+        require_decoder_only(self.target, *([self.draft] if self.draft else []))
         api_key = self.api_key if self.api_key is not None else os.environ.get(KEY_VARIABLE)
         if api_key == "":
             raise OptionError("the API key is empty; give one of some length, or none")
@@ -82,7 +82,11 @@ class ServeCommand(DraftCommand):
 
         worker, name = Worker(), self.draft
         target = worker.do(lambda: sd.load(self.target, self.dtype, self.device))
-        draft = None if name is None else worker.do(lambda: self.load_draft(name))
+        draft = (
+            None
+            if name is None
+            else worker.do(lambda: sd.load_draft(name, self.draft_dtype or self.dtype, self.device))
+        )
         if self.chat_template is not None:
             target.require_tokenizer().chat_template = _read_template(Path(self.chat_template))
             _try_template(target)
@@ -94,7 +98,7 @@ class ServeCommand(DraftCommand):
         from shallowdraft.decoding.options import Settings
 
         Settings(lookahead=self.lookahead)
-        for name in ("rows", "queue", "max_model_len", "max_prompt_tokens", "max_tokens", "max_body_bytes"):
+        for name in ("rows", "queue", "max_model_len", "max_prompt_tokens", "max_new_tokens", "max_body_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name.replace('_', '-')} is {value}; it must be at least 1")
@@ -108,7 +112,7 @@ class ServeCommand(DraftCommand):
         if not 2 <= longest <= room:
             raise OptionError(f"max-model-len is {longest}; it must be 2 to {room}, what the models take")
         most = longest - 1
-        for name in ("max_prompt_tokens", "max_tokens"):
+        for name in ("max_prompt_tokens", "max_new_tokens"):
             if (getattr(self, name) or 0) > most:
                 raise OptionError(
                     f"{name.replace('_', '-')} is {getattr(self, name)}; there is room for {most} at most"
@@ -116,7 +120,7 @@ class ServeCommand(DraftCommand):
         return RequestLimits(
             max_model_len=longest,
             max_prompt_tokens=self.max_prompt_tokens or most,
-            max_new_tokens=self.max_tokens or most,
+            max_new_tokens=self.max_new_tokens or most,
             max_prompts=self.queue,
             max_body_bytes=self.max_body_bytes,
         )

@@ -3,11 +3,9 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from shallowdraft.commands.options import ModelCommand, require_decoder_only
+from shallowdraft.commands.options import Json, ModelCommand, Target, Trace
 from shallowdraft.errors import OptionError
 
 if TYPE_CHECKING:
@@ -23,19 +21,17 @@ class SkipSearchCommand(ModelCommand):
     Example: shallowdraft skip-search --target DIR --trace trace.jsonl --out skips.jsonl
     """
 
-    target: str
-    """Checkpoint folder, hub id or zoo name."""
-    trace: str
-    """What `record` wrote for it, greedily."""
+    target: Target
+    trace: Trace
     out: str
     """Every trial: a file of JSON lines, which generate --skips reads."""
     trials: int = 80
     """Sets of parts to try."""
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json_output: Json = False
     """Print {"best": {"skips", "lookahead", "tar", "speed_up"}, "best_uniform": {…}, "trials": N}."""
 
     def run(self) -> int:
-        import shallowdraft as sd
+        from shallowdraft.api.inputs import load_target
         from shallowdraft.display.progress import follow
         from shallowdraft.replaying.vocabulary import require_vocabulary
         from shallowdraft.runs.trace import read_trace
@@ -45,8 +41,7 @@ class SkipSearchCommand(ModelCommand):
             raise OptionError(f"trials is {self.trials}; it must be at least 1")
         self.set_threads()
         trace = read_trace(Path(self.trace))
-        require_decoder_only(self.target)
-        target = sd.load(self.target, self.dtype, self.device)
+        target = load_target(self.target, self.dtype, self.device)
         require_vocabulary(trace, target)
         follow("trying what to skip", search(target, trace, Path(self.out), self.trials), self.trials)
         found = read_trials(Path(self.out))

@@ -2,24 +2,16 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-import tyro
-
-from shallowdraft.building.recipe import TrainingOptions
-from shallowdraft.commands.options import ModelCommand, Rate
-from shallowdraft.display.interruption import noted, obey
-from shallowdraft.display.progress import shown
+from shallowdraft.commands.options import Json, ModelCommand, Rate, Seed
 from shallowdraft.errors import OptionError
-from shallowdraft.progress import run_silently
 
 if TYPE_CHECKING:
     from shallowdraft.building.output_folder import BuildResult
 
-StageOptions = TypeVar("StageOptions", bound=TrainingOptions)
+Objective = Literal["forward-kl", "reverse-kl", "jensen-shannon", "total-variation", "hybrid", "cross-entropy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +35,12 @@ class TrainingCommand(ModelCommand):
     """Tokens in a sequence."""
     learning_rate: Rate = None
     """Peak of the learning rate. Default: what the model's width suggests; prune and distill try three around it."""
-    seed: int = 0
-    """Seed of the order of the text, and of fresh weights."""
+    seed: Seed = 0
     compile: bool = False
     """Train through torch.compile: a minute to start, then faster on a GPU."""
     recompute: bool = False
     """Compute activations again on the way back instead of keeping them: slower, for large models."""
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json_output: Json = False
     """Print the result as one JSON object and nothing else on stdout."""
 
     def run(self) -> int:
@@ -66,65 +57,29 @@ class TrainingCommand(ModelCommand):
     def show(self, result: "BuildResult") -> None:
         """Print what was written and how good it is."""
         if self.json_output:
-            print(json.dumps({"out": self.out, **result.about, **result.held_out}))
+            print(json.dumps(result.to_json()))
             return
         figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in result.held_out.items())
         print(f"{self.out}: {result.description}; held out: {figures}")
-
-    def options(self, kind: type[StageOptions]) -> StageOptions:
-        """Return the options of a stage, each the field of the same name of this command."""
-        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
 
     def require_float32(self) -> None:
         """Refuse other types of weights."""
         if self.dtype not in (None, "float32"):
             raise OptionError(f"--dtype is {self.dtype}; weights are trained in float32, on CUDA with bf16 arithmetic")
 
-    def shared_arguments(self) -> dict[str, Any]:
-        """Return the arguments that every stage takes, except its options."""
-        return {"corpus": self.corpus, "out": self.out, "device": self.device, "follow": follow, "say": say}
-
 
 @dataclass(frozen=True, kw_only=True)
 class DistillingCommand(TrainingCommand):
     """Options of every command that ends in distillation."""
 
-    objective: str = "forward-kl"
-    """forward-kl, reverse-kl, jensen-shannon, total-variation, hybrid or cross-entropy."""
+    objective: Objective = "forward-kl"
+    """Loss between the target's distribution and the draft's."""
     generated: int = 0
-    """Tokens that the target writes itself after prompts from the corpus; best the same number as --tokens."""
+    """Tokens that the target writes itself, to learn from; best the same number as --tokens."""
     generated_share: float = 1.0
     """Share of every batch that comes from the target's own text; the rest is from the corpus."""
     rollout: float = 0.0
     """Share of the rows in which the draft writes the second half, which the target scores."""
-
-
-def follow(name: str, steps: Iterator[int], total: int) -> None:
-    """Show progress in the first process; Ctrl-C and SIGTERM wait for the end of a step, and its state is saved."""
-    from shallowdraft.distributed import processes
-
-    if not is_first():
-        run_silently(name, steps, total)
-        return
-    # Several processes must stop after the same step, and none knows which signals the others got.
-    waiting: AbstractContextManager[list[int]] = noted() if processes() == 1 else nullcontext([])
-    try:
-        with waiting as signals, closing(shown(name, steps, total)) as showing:
-            for _ in showing:
-                if signals:
-                    showing.close()
-                    obey(signals[0])
-    except (KeyboardInterrupt, SystemExit):
-        say("the same command goes on from the last saved state")
-        raise
-
-
-def say(text: str) -> None:
-    """Print a line for the user on stderr, in the first process."""
-    from shallowdraft.display.progress import notes
-
-    if is_first():
-        notes([text])
 
 
 def is_first() -> bool:

@@ -2,11 +2,9 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from shallowdraft.commands.options import Command
+from shallowdraft.commands.options import Command, Json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +14,7 @@ class ZooCommand(Command):
     Example: shallowdraft generate --target zoo:target --draft zoo:1x256 --prompt "Once upon a time"
     """
 
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json_output: Json = False
     """Print the cards as a JSON list, with recipe, data and licences."""
 
     def run(self) -> int:

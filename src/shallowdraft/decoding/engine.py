@@ -223,9 +223,7 @@ class Engine:
             emitted = in_flight.popleft().read() if len(in_flight) > cuda else None  # on a GPU one iteration late
             if self.lookahead_policy and begin_s and emitted is not None:
                 lookahead, accepted = len(emitted[0]) - 2, [row[0] for row in emitted]
-                self.lookahead_policy.learn(
-                    lookahead, accepted, self.target.broadcast_s(time.perf_counter() - begin_s)
-                )
+                self.lookahead_policy.learn(lookahead, accepted, self.target.broadcast_s(time.perf_counter() - begin_s))
             self._advance(emitted, unread=sum(transfer.tokens for transfer in in_flight))
             if emitted is not None:
                 yield emitted

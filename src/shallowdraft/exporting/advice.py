@@ -100,7 +100,7 @@ def _best_lookahead(profile: Profile, replay: ReplayRecord, context: float, batc
         raise RecordError(
             f"the profile times {draft} in batches of {batch} only up to lookahead {longest}, "
             "and the study has none so short; "
-            f"add times: profile --draft {draft} --lookaheads {min(replay.tar)} --batches {batch}"
+            f"add times: profile --drafts {draft} --lookaheads {min(replay.tar)} --batches {batch}"
         )
     best = cost.best(predictions)
     return best.lookahead if best.speed_up > 1 else 0

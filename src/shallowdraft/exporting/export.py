@@ -41,6 +41,13 @@ class Exported:
     setup: Setup
     vocabulary: str
     """A description of any change to the draft's vocabulary."""
+    advice: Advice
+    """The lookahead that is set, and the study's figures about it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return {"folder", "command", "files", "advice"}."""
+        setup = self.setup
+        return {"folder": str(self.folder), "command": setup.command, "files": setup.files, "advice": vars(self.advice)}
 
     @property
     def command(self) -> str:
@@ -82,7 +89,7 @@ def export(draft: str, target: str, engine: Engine, advice: Advice, out: Path, d
         _make_executable(folder / START)
 
     _write_atomically(out, write)
-    return Exported(out, engine_setup, vocabulary)
+    return Exported(out, engine_setup, vocabulary, advice)
 
 
 def _require_family(engine: Engine, shapes: dict[str, ModelShape]) -> None:

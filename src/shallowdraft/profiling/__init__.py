@@ -1,1 +1,1 @@
-"""How long things take on this machine: iterations of given drafts, passes of any shape, and a law that fits them."""
+"""Times on this machine: iterations of drafts, passes of any shape, and a model of latency fitted to them."""

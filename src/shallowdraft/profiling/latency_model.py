@@ -1,12 +1,13 @@
-"""A law for the time of drafting, fitted to shapes that were timed with random weights.
+"""A model of drafting latency, fitted to shapes that were timed with random weights.
 
-    drafting = start + lookahead * (step + layers * layer + weights * weight + cached numbers attended to * attended)
+    draft_s = start_s + lookahead * (step_s + layers * layer_s + weights * weight_s + attended numbers * attended_s)
 
-All coefficients are at least 0; the fit minimises relative errors, and says how large they are left.
+No coefficient is below 0. The fit minimises relative errors, and keeps them, so that a user sees how well it fits.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import lcm
 from statistics import median
 
@@ -19,45 +20,50 @@ from shallowdraft.runs.profile import Profile
 from shallowdraft.shapes.notation import parse_shape
 from shallowdraft.shapes.shape import ModelShape, child_shape
 
-DEPTHS = (1, 2, 4, 8)
-SHARES = (1.0, 0.75, 0.5, 0.375, 0.25)
-FIXED_DEPTH = 2
-STEPS = (32, 8, 1)  # of d_model, the coarsest that comes near enough to the wanted width
-NEAR = 1 / 8
-FEWEST = 5  # shapes for a law
+DEPTHS = (1, 2, 4, 8)  # layers of the shapes to time
+SHARES = (1.0, 0.75, 0.5, 0.375, 0.25)  # of the parent's width
+FIXED_DEPTH = 2  # layers of the shapes that differ in width
+WIDTH_STEPS = (32, 8, 1)  # a d_model is a multiple of the largest of these that comes near enough to the width sought
+NEAR = 1 / 8  # the relative distance that is near enough
+FEWEST = 5  # shapes for a fit: the number of coefficients
 
 
 @dataclass(frozen=True)
 class Observation:
-    """All draft steps of an iteration."""
+    """The time of all draft steps of an iteration."""
 
     shape: ModelShape
     lookahead: int
     context: float
+    """Tokens in the KV cache."""
     seconds: float
 
 
 @dataclass(frozen=True)
-class LatencyLaw:
-    """Seconds by what causes them."""
+class LatencyModel:
+    """Coefficients in seconds, each for one feature of a shape."""
 
     start_s: float
-    """An iteration's, whatever is drafted."""
+    """Per iteration, whatever is drafted."""
     step_s: float
+    """Per draft step."""
     layer_s: float
+    """Per layer and step."""
     weight_s: float
-    """A weight that is read, in the precision that was timed."""
+    """Per weight that a step reads, in the precision that was timed."""
     attended_s: float
-    """A number in the cache that is attended to."""
+    """Per number in the KV cache that a step attends to."""
     residuals: tuple[float, ...] = ()
     """Relative error on every observation."""
 
     def draft_s(self, shape: ModelShape, lookahead: int, context: float) -> float:
+        """Return the predicted seconds of all draft steps of an iteration."""
         coefficients = (self.start_s, self.step_s, self.layer_s, self.weight_s, self.attended_s)
-        return float(np.dot(coefficients, _causes(shape, lookahead, context)))
+        return float(np.dot(coefficients, _features(shape, lookahead, context)))
 
     @property
     def typical_error(self) -> float:
+        """The median relative error."""
         return median(abs(error) for error in self.residuals)
 
     @property
@@ -65,28 +71,37 @@ class LatencyLaw:
         return max(abs(error) for error in self.residuals)
 
 
-def _causes(shape: ModelShape, lookahead: int, context: float) -> tuple[float, ...]:
-    attended = context * 2 * shape.layers * shape.kv_heads * shape.head_dim
-    return 1.0, *(lookahead * cause for cause in (1.0, shape.layers, shape.pass_parameters, attended))
+def _features(shape: ModelShape, lookahead: int, context: float) -> tuple[float, ...]:
+    """Return the number of iterations (1), and of steps, layers, weights and attended numbers of all its steps."""
+    attended = context * 2 * shape.layers * shape.kv_heads * shape.head_dim  # 2: keys and values
+    return 1.0, *(lookahead * feature for feature in (1.0, shape.layers, shape.pass_parameters, attended))
 
 
-def fit(observations: Sequence[Observation]) -> LatencyLaw:
+def fit(observations: Sequence[Observation]) -> LatencyModel:
+    """Fit a latency model by non-negative least squares on relative errors."""
     from scipy.optimize import nnls
 
-    shapes = {one.shape for one in observations}
+    shapes = {observation.shape for observation in observations}
     if len(shapes) < FEWEST:
-        raise RecordError(f"{len(shapes)} shapes were timed; a law needs {FEWEST}, with different depths and widths")
-    causes = np.array([_causes(one.shape, one.lookahead, one.context) for one in observations])
-    seconds = np.array([one.seconds for one in observations])
-    scale = causes.max(0)
-    found, _ = nnls(causes / scale / seconds[:, None], np.ones(len(seconds)))
-    law = LatencyLaw(*(found / scale).tolist())
-    errors = tuple(law.draft_s(one.shape, one.lookahead, one.context) / one.seconds - 1 for one in observations)
-    return replace(law, residuals=errors)
+        raise RecordError(
+            f"{len(shapes)} shapes were timed; a latency model needs {FEWEST}, with different depths and widths"
+        )
+    features = np.array([_features(timed.shape, timed.lookahead, timed.context) for timed in observations])
+    seconds = np.array([timed.seconds for timed in observations])
+    # Least squares of predicted / measured - 1: each row of features [observations, 5] is divided by its seconds, and
+    # each should give 1. A negative time per layer or weight would make larger shapes faster, so none is allowed.
+    # Features differ by ten orders of magnitude, from 1 iteration to 1e10 weights: each column is scaled to at most 1.
+    scale = features.max(0)
+    coefficients, _ = nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
+    model = LatencyModel(*(coefficients / scale).tolist())
+    residuals = [
+        model.draft_s(timed.shape, timed.lookahead, timed.context) / timed.seconds - 1 for timed in observations
+    ]
+    return replace(model, residuals=tuple(residuals))
 
 
 def observations(profile: Profile, like: ModelShape) -> list[Observation]:
-    """Of the shapes in a profile, which are of the family of `like`."""
+    """Return the times of the shapes in a profile, as children of `like`."""
     return [
         Observation(
             shape_of(point.candidate.draft, like),
@@ -100,12 +115,12 @@ def observations(profile: Profile, like: ModelShape) -> list[Observation]:
 
 
 def shape_of(name: str, like: ModelShape) -> ModelShape:
-    """The shape that a draft with random weights is named after."""
+    """Return the shape that a draft with random weights is named after, as a child of `like`."""
     return child_shape(like, parse_shape(name.removeprefix(RANDOM), vocab=like.vocab, context=like.context))
 
 
 def narrowed(parent: ModelShape, layers: int, share: float, ffn: int | None = None) -> ModelShape:
-    """So many layers, each that share of the parent's wide: whole key/value groups, FFN in eights."""
+    """Return a narrower child: a share of the parent's width in whole key/value groups, an FFN in multiples of 8."""
     kv_heads = max(1, round(share * parent.kv_heads))
     heads = kv_heads * (parent.heads // parent.kv_heads)
     return replace(
@@ -120,54 +135,57 @@ def narrowed(parent: ModelShape, layers: int, share: float, ffn: int | None = No
     )
 
 
-def _width(parent: ModelShape, heads: int, wanted: float) -> int:
-    """A d_model near the wanted one that so many of the parent's heads divide, a multiple of 32 or 8 if possible."""
+def _width(parent: ModelShape, heads: int, sought: float) -> int:
+    """Return a d_model near the one sought that the number of heads divides, if possible a multiple of 32 or 8."""
     if parent.family in FULL_WIDTH:
         return heads * parent.head_dim
-    for step in STEPS:
+    for step in WIDTH_STEPS:
         unit = lcm(step, heads)
-        width = unit * max(1, min(round(wanted / unit), parent.d_model // unit))
-        if abs(width - wanted) <= NEAR * wanted:
+        width = unit * max(1, min(round(sought / unit), parent.d_model // unit))
+        if abs(width - sought) <= NEAR * sought:
             break
     return width
 
 
 def figure_4(parent: ModelShape) -> dict[str, list[ModelShape]]:
-    """The paper's three families: as many weights in fewer, wider layers; depths at one width; widths at one depth."""
+    """Return the families of the paper's Figure 4: one number of weights, one width, and one depth.
+
+    In the first, the same number of weights in layers is spread over fewer, wider or more, narrower layers.
+    """
     depths = [layers for layers in DEPTHS if layers <= parent.layers]
     fixed = min(FIXED_DEPTH, parent.layers)
     flat = narrowed(parent, 1, 1.0)
     weights = layer_weights(flat)
-    same = []
+    same_weights = []
     for layers in depths:
-        share = layers**-0.5
+        share = layers**-0.5  # a layer's weights grow with the square of its width
         narrow = narrowed(parent, 1, share, 8)
-        eight = layer_weights(replace(narrow, ffn=narrow.ffn + 8)) - layer_weights(narrow)
-        ffn = narrow.ffn + round((weights / layers - layer_weights(narrow)) / eight) * 8
+        # The FFN, in multiples of 8, makes up for the rounding of the width: each 8 add the same number of weights.
+        per_eight = layer_weights(replace(narrow, ffn=narrow.ffn + 8)) - layer_weights(narrow)
+        ffn = narrow.ffn + round((weights / layers - layer_weights(narrow)) / per_eight) * 8
         if 8 <= ffn <= parent.ffn:
-            same.append(narrowed(parent, layers, share, ffn))
+            same_weights.append(narrowed(parent, layers, share, ffn))
     return {
-        "as many weights in layers": same,
+        "as many weights in layers": same_weights,
         "depth at full width": [narrowed(parent, layers, 1.0) for layers in depths],
         f"width at depth {fixed}": [narrowed(parent, fixed, share) for share in SHARES],
     }
 
 
 def layer_weights(shape: ModelShape) -> int:
-    """Parameters of all layers."""
+    """Return the number of parameters of all layers together."""
     head = 0 if shape.tied else shape.vocab * shape.embed_dim
     return shape.parameters - shape.embedding_parameters - head
 
 
 def trial_shapes(parent: ModelShape) -> list[ModelShape]:
-    """What to time for a law: Figure 4's shapes, and depths at half the width."""
-    families: Iterable[list[ModelShape]] = figure_4(parent).values()
-    half = [narrowed(parent, layers, 0.5) for layers in DEPTHS if layers <= parent.layers]
-    return buildable(parent, [shape for family in families for shape in family] + half)
+    """Return the shapes to time for a latency model: those of Figure 4, and depths at half the width."""
+    half_width = [narrowed(parent, layers, 0.5) for layers in DEPTHS if layers <= parent.layers]
+    return buildable(parent, [*chain.from_iterable(figure_4(parent).values()), *half_width])
 
 
 def buildable(parent: ModelShape, shapes: Iterable[ModelShape]) -> list[ModelShape]:
-    """Shapes that the parent has room for and other software loads, each once."""
+    """Return the shapes that are no wider than the parent and that other software can load, each once."""
     fitting = [shape for shape in dict.fromkeys(shapes) if shape.d_model <= parent.d_model and refusal(shape) is None]
     if not fitting:
         raise OptionError(

@@ -27,7 +27,7 @@ def all_points(candidates: Sequence[Candidate], contexts: Sequence[int], batches
 
 
 def describe(target: Model) -> Record:
-    """Return what a profile holds for: another target, machine or precision has other times."""
+    """Return the description of a profile: the target, machine and precision that its times belong to."""
     threads = torch.get_num_threads() if target.device.type == "cpu" else None
     return {
         "target": target.name,
@@ -41,9 +41,9 @@ def describe(target: Model) -> Record:
 
 def require_machine(profile: Profile, device: torch.device) -> None:
     """Refuse a profile of another machine."""
-    this, profiled = device_name(device), profile.about.get("device")
-    if profiled != this:
-        raise RecordError(f"the profile was measured on {profiled}, this is {this}; profile here")
+    here, profiled = device_name(device), profile.about.get("device")
+    if profiled != here:
+        raise RecordError(f"the profile was measured on {profiled}, this is {here}; profile here")
 
 
 def device_name(device: torch.device) -> str:
@@ -64,7 +64,7 @@ def fitting(contexts: Iterable[int], longest: int) -> list[int]:
 def begin(
     target: Model, draft_contexts: Mapping[ProposerKey, int], points: Sequence[Point], path: Path, rounds: int
 ) -> Records:
-    """Begin a profile or go on with it, and write down what is to be measured.
+    """Begin a profile or go on with it, and write down the samples to take.
 
     `draft_contexts` has the longest text that each proposer reads. Points at which a proposer would propose nothing are
     refused.
@@ -98,24 +98,25 @@ def measure(
     """Write samples of all points, round by round, and yield how many points are done.
 
     Samples that the file has already are not taken again. The candidates of a proposer take turns with each other and
-    with plain decoding, in an order that is drawn anew each time. Nothing is written before their turns are over, as
+    with plain decoding, in an order that is drawn for each round. Nothing is written before their turns are over, as
     writing would disturb them.
     """
     draft_contexts = {key: (options.get("draft") or target).shape.context for key, options in proposers.items()}
     file = begin(target, draft_contexts, points, path, rounds)
     taken = samples_taken(file)
+    # Candidates of a group share prompts, so that they can take turns.
     groups: dict[tuple[str, str, int, int], list[Point]] = {}
     for point in points:
         key = point.candidate.drafter, point.candidate.digest, point.context, point.batch
         groups.setdefault(key, []).append(point)
+
+    def is_missing(point: Point, number: int) -> bool:
+        return any((point, number, turn) not in taken for turn in range(TURNS))
+
     points_done = 0
     for number in range(rounds):
         for group in Random(number).sample([*groups.values()], len(groups)):
-            missing = [
-                point
-                for point in dict.fromkeys(group)
-                if any((point, number, turn) not in taken for turn in range(TURNS))
-            ]
+            missing = [point for point in dict.fromkeys(group) if is_missing(point, number)]
             if missing:
                 rows = [row | {"round": number} for row in _samples(target, proposers, missing, number)]
                 file.append(*(row for row in rows if (point_of(row), number, row["turn"]) not in taken))
@@ -130,6 +131,7 @@ def _samples(
     context, batch, first = group[0].context, group[0].batch, group[0].candidate
     options = [options_of(point.candidate, proposers) for point in group]
     draft = options[0].get("draft") or target
+    # The text does not matter for times, so it is random, within both vocabularies.
     random = torch.Generator().manual_seed(context)
     prompts = torch.randint(min(target.shape.vocab, draft.shape.vocab), (batch, context), generator=random).tolist()
     seed = f"{number} {first.drafter} {first.draft} {context} {batch}"

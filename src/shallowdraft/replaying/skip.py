@@ -1,56 +1,30 @@
-"""Replay for a target that skips parts of itself: what it proposes at every place of a trace, exact for greedy.
+"""Replay of a target that skips parts of itself: its proposal at every position of a trace, exact for greedy decoding.
 
-It drafts in the whole target's cache, but sees its own entries for what it has just proposed. So no one pass tells what
-it proposes: it drafts at every place, and the whole target reads on by one token.
+It drafts in the whole target's KV cache, but attends to its own entries for the tokens that it has just proposed. So no
+single pass tells its proposals: it drafts at every position, and the whole target reads on by one token.
 """
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
+
 from shallowdraft.decoding.drafters.skip import SkipDrafter
 from shallowdraft.files import Count
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records
 from shallowdraft.replaying.drafting import BATCH, draft_everywhere
-from shallowdraft.replaying.result import Counted
+from shallowdraft.replaying.result import CountedReplay
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.sampling import Sampling
-from shallowdraft.runs.trace import Output, Trace
+from shallowdraft.runs.trace import Output, OutputKey, Trace
 
 KIND = "skip replay"
 
 
-def name_of(skips: Collection[int]) -> str:
-    """What records call it."""
-    return "skip " + ",".join(map(str, sorted(skips)))
-
-
-def replay_skip(target: Model, skips: Collection[int], trace: Trace, lookaheads: Sequence[int], path: Path) -> Counted:
-    """At every lookahead. It takes time, so that what was found is kept in a file and not looked for again."""
-    trace.require_greedy()
-    name, longest = name_of(skips), max(lookaheads)
-    about = {"target": target.name, "target_digest": target.digest}
-    file = Records.open(path, KIND, about, _Right)
-    outputs = {output.key: output for output in trace.outputs}
-    known = {
-        _key(row): row["right"]
-        for row in file
-        if row["draft"] == name and row["longest"] >= longest and _is_of(row, outputs.get(_key(row)))
-    }
-    left = [output for output in trace.outputs if output.key not in known]
-    for first in range(0, len(left), BATCH):
-        chunk = left[first : first + BATCH]
-        for output, right in zip(chunk, drafted_right(target, skips, chunk, longest), strict=True):
-            place = {"set": output.set, "id": output.id, "sample": output.sample, "output_digest": output.digest}
-            file.append(place | {"draft": name, "longest": longest, "right": right})
-            known[output.key] = right
-    kept = {d: [[min(d, right) for right in known[output.key]] for output in trace.outputs] for d in lookaheads}
-    return Counted(name, trace, {d: Candidate(name, d, "skip") for d in lookaheads}, kept)
-
-
-class _Right(TypedDict):
-    """What a line must have."""
+class _SkipReplayFields(TypedDict):
+    """The fields of a line: an output, and how many of the longest proposal's tokens are right at each position."""
 
     set: str
     id: str
@@ -61,17 +35,57 @@ class _Right(TypedDict):
     output_digest: str
 
 
+def skip_name(skips: Collection[int]) -> str:
+    """Return the name of a set of skipped parts in records."""
+    return "skip " + ",".join(map(str, sorted(skips)))
+
+
+def replay_skip(
+    target: Model, skips: Collection[int], trace: Trace, lookaheads: Sequence[int], path: Path
+) -> CountedReplay:
+    """Replay the target without some parts at every lookahead; outputs that the file at `path` has are not redone."""
+    trace.require_greedy()
+    name, longest = skip_name(skips), max(lookaheads)
+    file = open_skip_replays(path, target)
+    right_by_key = _recorded(file, trace, name, longest)
+    missing = [output for output in trace.outputs if output.key not in right_by_key]
+    for first in range(0, len(missing), BATCH):
+        chunk = missing[first : first + BATCH]
+        for output, right in zip(chunk, drafted_right(target, skips, chunk, longest), strict=True):
+            key = {"set": output.set, "id": output.id, "sample": output.sample, "output_digest": output.digest}
+            file.append(key | {"draft": name, "longest": longest, "right": right})
+            right_by_key[output.key] = right
+    # By output and position [N, positions]; a shorter proposal keeps the same tokens up to its end.
+    longest_right = [np.array(right_by_key[output.key], dtype=int) for output in trace.outputs]
+    kept = {d: [np.minimum(right, d).tolist() for right in longest_right] for d in lookaheads}
+    return CountedReplay(name, trace, {d: Candidate(name, d, "skip") for d in lookaheads}, kept)
+
+
+def open_skip_replays(path: Path, target: Model) -> Records:
+    """Begin a file of skip replays, or go on with one of the same target."""
+    about = {"target": target.name, "target_digest": target.digest}
+    return Records.open(path, KIND, about, _SkipReplayFields)
+
+
+def _recorded(file: Records, trace: Trace, name: str, longest: int) -> dict[OutputKey, list[int]]:
+    """Return the numbers of right tokens that the file has for the trace's outputs, from proposals long enough."""
+    outputs = {output.key: output for output in trace.outputs}
+    right_by_key = {}
+    for row in file:
+        key = row["set"], row["id"], row["sample"]
+        if row["draft"] == name and row["longest"] >= longest and _is_of(row, outputs.get(key)):
+            right_by_key[key] = row["right"]
+    return right_by_key
+
+
 def _is_of(row: Record, output: Output | None) -> bool:
-    """Whether a record is of this very text, and has all of its places."""
+    """Return whether a record is of exactly this text, and has all its positions."""
     return output is not None and row["output_digest"] == output.digest and len(row["right"]) == len(output.output) - 1
 
 
-def _key(row: Record) -> tuple[str, str, int]:
-    return row["set"], row["id"], row["sample"]
-
-
 def drafted_right(target: Model, skips: Collection[int], outputs: Sequence[Output], longest: int) -> list[list[int]]:
-    """For each output, of every place behind its first token: how many of `longest` tokens drafted there are right."""
+    """Return how many of `longest` draft tokens are right, by output and position behind its first token."""
     drafter = SkipDrafter(target.decoder, skips, longest, Sampling())
-    right = [found.tolist() for _, found in draft_everywhere(drafter, outputs, target.name, target.decoder)]
-    return [[place[row] for place in right[: len(output.output) - 1]] for row, output in enumerate(outputs)]
+    # By position and output; beyond the end of a shorter output the numbers mean nothing.
+    right = [counts.tolist() for _, counts in draft_everywhere(drafter, outputs, target.name, target.decoder)]
+    return [[counts[row] for counts in right[: len(output.output) - 1]] for row, output in enumerate(outputs)]

@@ -1,4 +1,4 @@
-"""Teacher-forced passes: a model reads a recorded text once, and says what it would have written at every place.
+"""Teacher-forced passes: a model reads a recorded text once, and predicts every token of it.
 
 Shapes: T tokens, C the model's width, V its vocabulary.
 """
@@ -20,7 +20,7 @@ CHUNK = 512  # tokens of a pass
 def predictions(model: Model, output: Output, *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits [T, V] for the output's tokens from number `first` on, and these tokens [T], in chunks.
 
-    A model whose logits are not finite is an error, as it is for the engine.
+    Logits that are not finite raise NumericsError, as they do in the engine.
     """
     for hidden, tokens in hidden_states(model.decoder, output, first=first):
         logits = model.decoder.head(hidden)

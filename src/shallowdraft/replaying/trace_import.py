@@ -1,4 +1,4 @@
-"""Traces from other engines: OpenAI-style completions with token ids, and the text format of the paper's authors."""
+"""Import of traces from other engines: OpenAI-style completions with token ids, and the paper's printed tensors."""
 
 import re
 from math import isfinite
@@ -18,68 +18,69 @@ PROCESSED = ("processed_logprobs",)  # vLLM's name for log-probabilities after t
 
 
 def import_completions(path: Path) -> tuple[Sampling, list[Output]]:
-    """A file of completions or chat completions, a JSON object a line, as servers return them.
+    """Read a file of completions or chat completions, a JSON object per line, as servers return them.
 
-    Each needs prompt_token_ids and choices with token_ids (vLLM: return_token_ids). The request, as "request" in the
-    same object or beside "response", gives temperature, top_k, top_p; nothing given means greedy. Sampled text also
-    needs logprobs that are those of the law it was drawn from.
+    Each needs prompt_token_ids, and choices with token_ids (vLLM: return_token_ids). The request gives temperature,
+    top_k and top_p; it is the field "request" of the same object or stands beside "response". Without one, tokens were
+    chosen greedily. Sampled text also needs logprobs of the distribution that its tokens were drawn from.
     """
     outputs: list[Output] = []
-    law: Sampling | None = None
+    sampling: Sampling | None = None
     for number, line in read_lines(path, RecordError):
         if not line.strip():
             continue
         where = f"{path}:{number}"
         try:
             request, response = _parts(line)
-            sampling = _sampling(where, request)
+            of_line = _sampling(where, request)
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise RecordError(f"{where}: not a completion as a JSON object ({first_line(error)})") from None
-        if law not in (None, sampling):
-            raise RecordError(f"{where}: drawn with {sampling}, the lines before with {law}; one file for each")
-        law = sampling
+        if sampling not in (None, of_line):
+            raise RecordError(f"{where}: drawn with {of_line}, the lines before with {sampling}; one file for each")
+        sampling = of_line
         require_fields(response, _Completion, where, RecordError)
-        prompt = response.get("prompt_token_ids")
+        prompt_set, name = str(request.get("set", path.stem)), str(response.get("id", number))
         for sample, choice in enumerate(response.get("choices", ())):
             ids = choice.get("token_ids")
-            given = choice.get("prompt_token_ids") or prompt
-            if not ids or not given:
+            prompt_ids = choice.get("prompt_token_ids") or response.get("prompt_token_ids")
+            if not ids or not prompt_ids:
                 raise RecordError(f"{where}: no prompt_token_ids and token_ids; ask the server to return them")
             logprobs = None if sampling.greedy else _logprobs(where, choice, len(ids))
-            name = str(request.get("set", path.stem))
-            outputs.append(Output(str(response.get("id", number)), name, sample, given, ids, logprobs))
-    if law is None or not outputs:
+            outputs.append(Output(name, prompt_set, sample, prompt_ids, ids, logprobs))
+    if sampling is None or not outputs:
         raise RecordError(f"{path}: holds no completion")
-    return law, outputs
+    return sampling, outputs
 
 
 def import_tensors(path: Path, prompts: Path, tokenizer: Any) -> tuple[Sampling, list[Output]]:
-    """The authors' format: a printed `tensor([[…]])` of token ids for every prompt of a file of {"prompt": …} lines."""
+    """Read the authors' format: a printed `tensor([[…]])` of token ids per prompt of a file of {"prompt": …} lines."""
     bodies = _TENSOR.findall(read_text(path, RecordError))
-    found = [_ids(f"{path}: tensor {number}", body) for number, body in enumerate(bodies, 1)]
-    given = load_prompts(prompts)
-    if not found:
+    continuations = [_ids(f"{path}: tensor {number}", body) for number, body in enumerate(bodies, 1)]
+    all_prompts = load_prompts(prompts)
+    if not continuations:
         raise RecordError(f"{path}: holds no tensor([[…]])")
-    if len(found) > len(given):
+    if len(continuations) > len(all_prompts):
         raise RecordError(
-            f"{path}: {len(found)} outputs, and {prompts} has {len(given)} prompts; give the file they belong to"
+            f"{path}: {len(continuations)} outputs, and {prompts} has {len(all_prompts)} prompts; "
+            "give the file they belong to"
         )
-    pairs = zip(given, found, strict=False)
-    return Sampling(), [
-        Output(one.id, one.task, 0, list(one.ids or tokenizer.encode(one.text)), ids) for one, ids in pairs
-    ]
+    outputs = []
+    for prompt, ids in zip(all_prompts, continuations, strict=False):
+        prompt_ids = list(prompt.ids or tokenizer.encode(prompt.text))
+        outputs.append(Output(prompt.id, prompt.task, 0, prompt_ids, ids))
+    return Sampling(), outputs
 
 
 def write_trace(
     path: Path,
     target: str,
     vocabulary: Record,
-    law: Sampling,
+    sampling: Sampling,
     outputs: list[Output],
     source: Path,
     target_digest: str | None = None,
 ) -> None:
-    """Write outputs of another engine as a trace, whole; the digest is there where the target's weights are."""
+    """Write outputs of another engine as a trace, whole; without the target's weights its digest is unknown."""
     if path.exists():
         raise RecordError(f"{path} exists already; name another file")
     largest = max(max(output.prompt + output.output) for output in outputs)
@@ -87,18 +88,18 @@ def write_trace(
         raise RecordError(f"{source}: token id {largest:,} is not in {target}'s vocabulary of {vocabulary['size']:,}")
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    file = open_trace(partial, target, target_digest, vocabulary, law, {"imported": source.name})
+    file = open_trace(partial, target, target_digest, vocabulary, sampling, {"imported": source.name})
     append_outputs(file, outputs)
     partial.replace(path)
 
 
 def _ids(where: str, body: str) -> list[int]:
-    """Read token ids as torch prints them, with line ends or their escapes; dots, which stand for more, are refused."""
+    """Read token ids as torch prints them, with line ends or their escapes; refuse the dots of a shortened print."""
     printed = [part for part in re.split(r"(?:\\n|[\s,])+", body) if part]
     strange = [part for part in printed if not re.fullmatch(r"\d{1,9}", part, re.ASCII)]
     if strange or not printed:
-        what = f"holds {shortened(strange[0])}, which is no token id" if strange else "holds no token ids"
-        raise RecordError(f"{where} {what}; print every id")
+        problem = f"holds {shortened(strange[0])}, which is no token id" if strange else "holds no token ids"
+        raise RecordError(f"{where} {problem}; print every id")
     return [int(part) for part in printed]
 
 
@@ -114,37 +115,39 @@ class _Completion(TypedDict, total=False):
 
 
 def _parts(line: str) -> tuple[Record, Record]:
-    """The request and the response of a line."""
+    """Return the request and the response of a line."""
     row = parse_json(line)
     response = row.get("response", row)
     return row.get("request", {}), response.get("body", response)
 
 
 def _sampling(where: str, request: Record) -> Sampling:
+    """Return the sampling of a request, if its log-probabilities are those of the distribution drawn from."""
     temperature = float(request.get("temperature", 0.0))
     if temperature == 0:
         return Sampling()
     top_k, top_p = request.get("top_k"), request.get("top_p")
-    law = Sampling(temperature, top_k if top_k and top_k > 0 else None, top_p if top_p and top_p < 1 else None)
-    plain = temperature == 1 and law.top_k is None and law.top_p is None
-    if not plain and request.get("logprobs_mode") not in PROCESSED:
+    sampling = Sampling(temperature, top_k if top_k and top_k > 0 else None, top_p if top_p and top_p < 1 else None)
+    unprocessed = temperature == 1 and sampling.top_k is None and sampling.top_p is None
+    if not unprocessed and request.get("logprobs_mode") not in PROCESSED:
         raise RecordError(
             f"{where}: drawn with temperature {temperature:g}, top_k {top_k}, top_p {top_p}, but servers report "
-            "log-probabilities from before these; acceptance needs those of the law that was drawn from. Record at "
-            'temperature 1, or serve with logprobs_mode "processed_logprobs" and say so in "request"'
+            "log-probabilities from before these; acceptance needs those of the distribution that tokens were drawn "
+            'from. Record at temperature 1, or serve with logprobs_mode "processed_logprobs" and say so in "request"'
         )
-    return law
+    return sampling
 
 
 def _logprobs(where: str, choice: Record, count: int) -> list[float]:
-    given = choice.get("logprobs") or {}
+    """Return the log-probabilities of a choice's tokens, from either of the two formats of the API."""
+    reported = choice.get("logprobs") or {}
     try:
-        found = given.get("token_logprobs") or [one.get("logprob") for one in given.get("content") or ()]
-        logprobs = [float(value) for value in found if value is not None]
+        values = reported.get("token_logprobs") or [token.get("logprob") for token in reported.get("content") or ()]
+        logprobs = [float(value) for value in values if value is not None]
     except (ValueError, TypeError, AttributeError, OverflowError):
         raise RecordError(f"{where}: logprobs are no numbers") from None
-    if len(found) != count or len(logprobs) != count:
-        raise RecordError(f"{where}: {count} tokens and {len(found)} logprobs; sampled text needs one for each token")
+    if len(values) != count or len(logprobs) != count:
+        raise RecordError(f"{where}: {count} tokens and {len(values)} logprobs; sampled text needs one for each token")
     if not all(map(isfinite, logprobs)):
         raise RecordError(f"{where}: a logprob is not finite; its token cannot have been drawn")
     return logprobs

@@ -1,4 +1,4 @@
-"""Whether a draft's tokens are those of a trace."""
+"""Vocabularies: the check that a draft's tokens are those of a trace."""
 
 import hashlib
 from typing import Any
@@ -11,7 +11,7 @@ from shallowdraft.runs.trace import Trace
 
 
 def vocabulary(tokenizer: Any | None, size: int) -> Record:
-    """Return what a draft's tokenizer must match, as a trace records it (runs.trace.Vocabulary)."""
+    """Return the properties that a draft's tokenizer must match, as a trace records them (runs.trace.Vocabulary)."""
     names = vocabulary_of(tokenizer)
     added = {} if tokenizer is None else dict(tokenizer.get_added_vocab())
     return {"size": size, "tokens": len(names) if names else None, "digest": _digest(names, None), "added": added}
@@ -28,10 +28,10 @@ def fits(recorded: Record, draft: Model) -> bool:
 
 
 def require_vocabulary(trace: Trace, draft: Model) -> None:
-    """Refuse a draft whose tokens are not those of the trace."""
+    """Refuse a draft with other tokens than the trace."""
     if not fits(trace.vocabulary, draft):
         raise VocabularyError(
-            f"{draft.name} does not have the tokenizer of {trace.target}, whose trace this is; "
+            f"{draft.name} does not have the tokenizer of {trace.target}, which wrote the trace; "
             "use a draft with the target's tokenizer"
         )
     if reason := sizes_only_reason(trace.vocabulary["digest"], draft.tokenizer):

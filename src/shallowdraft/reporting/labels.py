@@ -1,4 +1,4 @@
-"""Short names of proposers, for charts."""
+"""Short names of proposers and runs, for charts."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,26 +6,26 @@ from pathlib import Path
 LONGEST_LABEL = 22  # characters
 
 
-def label(proposers: Sequence[tuple[str, str, str]]) -> list[str]:
+def short_labels(proposers: Sequence[tuple[str, str, str]]) -> list[str]:
     """Return short names of proposers, given drafter, draft and name: of a path the end that tells drafts apart."""
     prefixes = {"model": "", "tree": "tree "}
-    short_drafts = ends([draft for drafter, draft, _ in proposers if drafter in prefixes])
+    short_drafts = path_ends([draft for drafter, draft, _ in proposers if drafter in prefixes])
     labels = [
-        shortened(prefixes[drafter] + short_drafts[draft] if drafter in prefixes else name)
+        shorten(prefixes[drafter] + short_drafts[draft] if drafter in prefixes else name)
         for drafter, draft, name in proposers
     ]
-    return numbered(labels)
+    return number_if_equal(labels)
 
 
-def numbered(names: list[str]) -> list[str]:
-    """Return the names, with numbers before them if some are equal."""
+def number_if_equal(names: list[str]) -> list[str]:
+    """Return the names, with numbers before them if any are equal."""
     if len(set(names)) == len(names):
         return names
     return [f"{number} {name}" for number, name in enumerate(names, 1)]
 
 
-def ends(paths: Iterable[str]) -> dict[str, str]:
-    """Return of each path its shortest end that differs from all others."""
+def path_ends(paths: Iterable[str]) -> dict[str, str]:
+    """Return the shortest ends of paths, of the same number of parts, that all differ."""
     parts = {path: Path(path).parts for path in paths}
     longest = max(map(len, parts.values()), default=0)
     for count in range(1, longest + 1):
@@ -35,6 +35,6 @@ def ends(paths: Iterable[str]) -> dict[str, str]:
     return {path: path for path in parts}
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return the end of a text that fits into a label."""
     return text if len(text) <= LONGEST_LABEL else "…" + text[1 - LONGEST_LABEL :]

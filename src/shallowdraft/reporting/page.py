@@ -11,118 +11,136 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shallowdraft.reporting.figures import UNFINISHED, Figure, Gap, Section, shown
+from shallowdraft.reporting.figures import UNFINISHED, Figure, Gap, Section, format_cell, interval
 from shallowdraft.reporting.run import Entry, RunView
-from shallowdraft.reporting.sections import bottleneck, drafts, improvement, lookaheads, servers, speed_up, wishes
-from shallowdraft.reporting.sections.comparison import named, side_by_side, tar_across
-from shallowdraft.reporting.sections.tokens import SOURCES, Generation, generations
+from shallowdraft.reporting.sections import bottleneck, drafts, improvement, lookaheads, servers, speed_up
+from shallowdraft.reporting.sections.comparison import compare_speed_ups, compare_tar, name_runs
+from shallowdraft.reporting.sections.tokens import SOURCE_MEANINGS, ShownPrompt, shown_prompts
 from shallowdraft.reporting.sections.what_if import what_if
 
-SNIPPET = "window.vegaEmbed = vegaEmbed;"
+SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the bundled library visible to page.js
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says, before it is HTML."""
+    """The content of a page, before it is HTML."""
 
     title: str
     verdict: str
     facts: list[tuple[str, dict[str, str]]]
-    """By run."""
+    """The name of each run and its facts."""
     sections: list[Section]
     warnings: list[str] = field(default_factory=list)
-    generations: list[Generation] | Gap | None = None
+    prompts: list[ShownPrompt] | Gap | None = None
+    """Outputs token by token; None on a page of several runs."""
 
     @property
     def figures(self) -> list[Figure]:
         return [figure for section in self.sections for figure in section.figures]
 
 
+def make_page(runs: Sequence[RunView]) -> Page:
+    """Make the page of one run, or of several that are compared."""
+    return page_of(runs[0]) if len(runs) == 1 else page_of_several(runs)
+
+
 def page_of(run: RunView) -> Page:
+    """Make the page of one run."""
     sections = [
-        Section("pays", "Does it pay?", [speed_up.speed_ups(run), speed_up.predicted_against_measured(run)]),
         Section(
-            "draft",
+            "speed-up-section",
+            "Does speculation pay?",
+            [speed_up.speed_ups(run), speed_up.predicted_against_measured(run)],
+        ),
+        Section(
+            "drafts-section",
             "Which draft?",
             [drafts.throughput_against_tar(run), drafts.tar_by_set(run), drafts.accuracy_against_tar(run)],
         ),
         Section(
-            "lookahead-section",
+            "lookaheads-section",
             "Which lookahead?",
             [lookaheads.speed_by_lookahead(run), lookaheads.acceptance_by_position(run)],
         ),
         Section(
-            "why", "Why?", [bottleneck.time_split(run), bottleneck.waterfall(run), bottleneck.latency_of_shapes(run)]
+            "bottleneck-section",
+            "What limits the speed-up?",
+            [bottleneck.time_split(run), bottleneck.waterfall(run), bottleneck.latency_of_shapes(run)],
         ),
         Section(
-            "better",
-            "What would be better?",
-            [wishes.required_tar(run), improvement.extra_tar(run), improvement.parity(run), what_if(run)],
+            "improvement-section",
+            "What would make it faster?",
+            [improvement.required_tar(run), improvement.extra_tar(run), improvement.parity(run), what_if(run)],
         ),
-        Section("production", "And in production?", [servers.gains(run), *servers.speeds(run)]),
+        Section(
+            "servers-section",
+            "How fast is it on a server?",
+            [servers.server_speed_ups(run), *servers.server_throughput(run)],
+        ),
     ]
     return Page(
-        f"Speculation for {run.target}",
+        f"Speculative decoding of {run.target}",
         verdict_of(run),
         [("", facts_of(run))],
         sections,
         _warnings(run),
-        generations(run),
+        shown_prompts(run),
     )
 
 
-def page_of_several(found: Sequence[RunView]) -> Page:
-    runs = named(found)
-    sections = [Section("comparison-section", "Side by side", side_by_side(runs))]
-    if len({run.target for run in found}) > 1:
-        sections.append(Section("targets-section", "TAR across targets and prompt sets", tar_across(runs)))
+def page_of_several(runs: Sequence[RunView]) -> Page:
+    """Make the page that compares several runs."""
+    by_name = name_runs(runs)
+    sections = [Section("comparison-section", "How do the runs compare?", compare_speed_ups(by_name))]
+    if len({run.target for run in runs}) > 1:
+        sections.append(Section("targets-section", "How does TAR depend on the target?", compare_tar(by_name)))
     first = sections[0].parts[0]
     return Page(
-        ", ".join(runs),
+        ", ".join(by_name),
         first.finding if isinstance(first, Figure) else first.sentence,
-        [(name, {"verdict": verdict_of(run)} | facts_of(run)) for name, run in runs.items()],
+        [(name, {"verdict": verdict_of(run)} | facts_of(run)) for name, run in by_name.items()],
         sections,
-        [f"{name}: {warning}" for name, run in runs.items() for warning in _warnings(run)],
+        [f"{name}: {warning}" for name, run in by_name.items() for warning in _warnings(run)],
     )
 
 
 def _warnings(run: RunView) -> list[str]:
     warnings = [f"{name} was left out: {why}" for name, why in run.failed.items()]
     again = f"To measure again, remove {run.folder}/live.jsonl and run the study."
-    warnings += [f"{one.name}: {one.disturbed}. {again}" for one in run.entries if one.disturbed]
-    warnings += [f"{one.name} is {one.best.silence}." for one in run.predicted if one.best.silence]
+    warnings += [f"{entry.name}: {entry.disturbed}. {again}" for entry in run.entries if entry.disturbed]
+    warnings += [f"{entry.name} is {entry.best.silence}." for entry in run.predicted if entry.best.silence]
     if run.stalled:
-        warnings.append(f"The machine stalled on {', '.join(run.stalled)}: left out of what was measured. {again}")
+        warnings.append(f"Measured speed-ups leave out {', '.join(run.stalled)}, where the machine stalled. {again}")
     return warnings
 
 
 def verdict_of(run: RunView) -> str:
+    """Return the headline, which says whether speculation pays."""
     if run.verdict is None:
         return UNFINISHED
-    first = run.entries[0]
-    said = run.verdict.replace(first.name, first.label)
-    return f"{said[0].upper()}{said[1:]}."
+    verdict = run.verdict.replace(" %", "\N{NO-BREAK SPACE}%")
+    return f"{verdict[0].upper()}{verdict[1:]}."
 
 
 def facts_of(run: RunView) -> dict[str, str]:
-    """What the first screen says beside the verdict."""
+    """Return the facts under the headline, by their names."""
     about = run.about
-    found = {"target": " ".join(filter(None, (run.target, about.get("shape"), about.get("dtype"))))}
-    for first in run.predicted[:1]:
-        found["fastest"] = f"{first.label} {first.best.where}"
-        found["speed-up"] = _speed_up(first)
+    facts = {"target": " ".join(filter(None, (run.target, about.get("shape"), about.get("dtype"))))}
+    for fastest in run.predicted[:1]:
+        facts["fastest"] = f"{fastest.label} {fastest.best.where}"
+        facts["speed-up"] = _speed_up(fastest)
     if run.plain_tokens_per_s:
-        found["plain decoding"] = f"{shown(run.plain_tokens_per_s)} tokens a second"
-    found["outputs"] = _outputs(run)
+        facts["plain decoding"] = f"{format_cell(run.plain_tokens_per_s)} tokens per second"
+    facts["outputs"] = _outputs(run)
     threads = f", threads: {about['threads']}" if about.get("threads") else ""
-    found["hardware"] = f"{about.get('device', 'unknown: nothing was timed')}{threads}"
-    found["date"] = run.time.replace("T", " ").replace("Z", " UTC")
-    return found
+    facts["hardware"] = f"{about.get('device', 'unknown: nothing was timed')}{threads}"
+    facts["date"] = run.time.replace("T", " ").replace("Z", " UTC")
+    return facts
 
 
-def _speed_up(first: Entry) -> str:
-    low, high = first.bounds
-    return f"{first.speed_up:.2f} times ({low:.2f} to {high:.2f}), {first.how}{'' if first.live else ', not measured'}"
+def _speed_up(entry: Entry) -> str:
+    basis = entry.basis if entry.live else "predicted, not measured"
+    return f"{entry.speed_up:.2f} times ({interval(entry.bounds)}), {basis}"
 
 
 def _outputs(run: RunView) -> str:
@@ -130,12 +148,13 @@ def _outputs(run: RunView) -> str:
         return "not compared: nothing was run live"
     wrong, ties = run.outputs.count(False), run.outputs.count(None)
     if wrong:
-        return f"{wrong} of {len(run.outputs)} differ from plain decoding, see live.jsonl"
+        return f"{wrong} of {len(run.outputs)} live runs differ from plain decoding, see live.jsonl"
     same = f"identical to plain decoding in all {len(run.outputs)} live runs"
-    return same if not ties else f"{same}, but for ties of rounding in {ties}"
+    return same if not ties else f"{same}, except for rounding ties in {ties}"
 
 
 def render(page: Page) -> str:
+    """Return the page as HTML."""
     environment = Environment(
         loader=PackageLoader("shallowdraft.reporting", "."),
         autoescape=True,
@@ -144,18 +163,18 @@ def render(page: Page) -> str:
     )
     return environment.get_template("page.html").render(
         page=page,
-        sources=SOURCES,
+        source_meanings=SOURCE_MEANINGS,
         specs=_script({figure.id: figure.spec() for figure in page.figures}),
         style=Markup(_text("page.css")),
         script=Markup(_text("page.js")),
         bundle=_bundle(),
-        is_gap=lambda one: isinstance(one, Gap),
+        is_gap=lambda part: isinstance(part, Gap),
     )
 
 
 @cache
 def _bundle() -> Markup:
-    """Vega, Vega-Lite and Vega-Embed."""
+    """Return Vega, Vega-Lite and Vega-Embed."""
     return Markup(vl_convert.javascript_bundle(SNIPPET).replace("</script", "<\\/script"))
 
 
@@ -164,10 +183,5 @@ def _text(name: str) -> str:
 
 
 def _script(content: dict[str, Any]) -> Markup:
-    """JSON that no browser takes for markup."""
+    """Return JSON in which no browser finds markup."""
     return Markup(json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"))
-
-
-def make(runs: Sequence[RunView]) -> Page:
-    """Of one run, or of several that are compared."""
-    return page_of(runs[0]) if len(runs) == 1 else page_of_several(runs)

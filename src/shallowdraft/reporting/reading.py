@@ -1,4 +1,4 @@
-"""Read a run for the report: whatever its folder holds."""
+"""Reader of a run's folder for the report."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,10 @@ from statistics import median
 from shallowdraft.benchmarking.levels import speed_up, summarise
 from shallowdraft.errors import OptionError
 from shallowdraft.records import RANDOM, Records, is_begun, kind_of
-from shallowdraft.reporting.labels import label
+from shallowdraft.reporting.labels import short_labels
 from shallowdraft.reporting.run import BenchedServer, Entry, Requested, RunView, ShapeStep
 from shallowdraft.runs import live, profile, replays, servers, tokens, trace
 from shallowdraft.runs.accuracy import read_accuracy
-from shallowdraft.runs.candidate import DrafterName
 from shallowdraft.runs.folder import RunFolder
 from shallowdraft.runs.live import LiveRun, read_live_runs
 from shallowdraft.runs.profile import read_samples
@@ -24,7 +23,7 @@ from shallowdraft.shapes.notation import parse_shape
 
 
 def read_run(folder: Path) -> RunView:
-    """Read all records of a run; those that are missing leave gaps, those that are damaged are errors."""
+    """Read all records of a run; missing records leave gaps in the report, damaged ones are errors."""
     if not folder.is_dir():
         raise OptionError(f"{folder}: there is no such folder; name the one that was given to study --out")
     run = RunFolder(folder)
@@ -33,12 +32,13 @@ def read_run(folder: Path) -> RunView:
     if not headers and result is None:
         raise OptionError(f"{folder} holds no records of a study; make them with shallowdraft study --out {folder}")
     times = [header.get("provenance", {}).get("time", "") for header in headers]
+    entries = _entries(result, read_replays(run.replays) if is_begun(run.replays) else [])
     return RunView(
         folder,
         {name: value for header in headers for name, value in header["about"].items()},
         max(times, default="") or "unknown",
-        _entries(result, read_replays(run.replays) if is_begun(run.replays) else []),
-        verdict=result.verdict if result else None,
+        entries,
+        verdict=result.rows[0].verdict(entries[0].label) if result else None,
         plain_tokens_per_s=result.plain_tokens_per_s if result else None,
         failed=result.failed if result else {},
         stalled=result.stalled if result else (),
@@ -63,7 +63,7 @@ def _begun_files(run: RunFolder) -> list[Records]:
 
 
 def _same_output(run: LiveRun) -> bool | None:
-    """Return whether the output is plain decoding's; None if it is but for a tie of rounding."""
+    """Return whether the output is plain decoding's; None if it is except for a rounding tie."""
     return None if run.tie and run.differs else run.tie
 
 
@@ -71,9 +71,9 @@ def _entries(result: StudyResult | None, records: Sequence[ReplayRecord]) -> lis
     """Return the rows of the study with their replays, or of an unfinished study the replays alone."""
     by_key = {(record.drafter, record.draft): record for record in records}
     if result is None:
-        labels = label([(record.drafter, record.draft, record.name) for record in records])
+        labels = short_labels([(record.drafter, record.draft, record.name) for record in records])
         return [_replayed_entry(record, short) for record, short in zip(records, labels, strict=True)]
-    labels = label([(row.candidate.drafter, row.candidate.draft, row.name) for row in result.rows])
+    labels = short_labels([(row.candidate.drafter, row.candidate.draft, row.name) for row in result.rows])
     return [
         _ranked_entry(row, by_key.get(row.candidate.proposer), short)
         for row, short in zip(result.rows, labels, strict=True)
@@ -97,16 +97,14 @@ def _replayed_entry(record: ReplayRecord, short: str) -> Entry:
 
 
 def _ranked_entry(row: StudyRow, record: ReplayRecord | None, short: str) -> Entry:
-    candidate = row.candidate
-    drafter: DrafterName = candidate.drafter
-    named = ReplayRecord(row.name, drafter, candidate.draft)
+    without_replay = ReplayRecord(row.name, row.candidate.drafter, row.candidate.draft)
     return replace(
-        _replayed_entry(record or named, short),
+        _replayed_entry(record or without_replay, short),
         name=row.name,
-        digest=candidate.digest,
+        digest=row.candidate.digest,
         shape=row.shape,
         prediction=row.prediction,
-        interval=row.predicted_interval,
+        predicted_interval=row.predicted_interval,
         live=row.live,
         disturbed=row.disturbed,
         curve=row.curve,
@@ -134,7 +132,7 @@ def _shape_steps(path: Path) -> list[ShapeStep]:
 
 
 def _servers(run: RunFolder) -> list[BenchedServer]:
-    """Return what `bench` measured, from every file of its records that lies in the folder and holds an answer."""
+    """Return the servers in the files that `bench` wrote into the folder, except files without an answer."""
     files = [servers.open_requests(path) for path in run.json_lines if kind_of(path) == servers.KIND]
     answered = [file for file in files if any("tokens" in row for row in servers.read_requests(file.path))]
     plain: dict[str, Records] = {}

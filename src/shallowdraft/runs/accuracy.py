@@ -1,4 +1,4 @@
-"""accuracy.json: how good drafts are at tasks, and whether that says anything about their TAR."""
+"""accuracy.json: the accuracy of drafts on tasks, and its correlation with their TAR."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -17,7 +17,7 @@ class ShareCorrect:
     value: Share
     interval: tuple[Share, Share]
     chance: Share = 0.0
-    """Of guessing."""
+    """The share that guessing gets right."""
 
     @property
     def above_chance(self) -> bool:
@@ -26,24 +26,24 @@ class ShareCorrect:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A draft on a task."""
+    """The score of a draft on a task."""
 
     accuracy: ShareCorrect
     loss: float
     """Mean negative log-likelihood of a token of the right choices."""
     normalised: ShareCorrect | None = None
-    """By the likelihood of a character."""
+    """Accuracy if choices are compared by their log-probability per character."""
 
 
 @dataclass(frozen=True)
 class DraftScores:
-    """A draft on all tasks."""
+    """The scores of a draft on all tasks."""
 
     name: str
     tar: float | None
-    """Tokens per iteration, where the draft was replayed."""
+    """Tokens per iteration; None if the draft was not replayed."""
     sets: dict[str, TaskScore]
-    """By task."""
+    """The score on each task."""
     digest: str = ""
 
 
@@ -64,9 +64,9 @@ class AccuracyResult(Tabular):
 
     drafts: tuple[DraftScores, ...]
     claims: dict[str, AccuracyClaim] = field(default_factory=dict)
-    """By task."""
+    """The claim for each task."""
     lookahead: int = 5
-    """At which TAR is taken."""
+    """The lookahead at which TAR is taken."""
     target: str = ""
     """The target of the trace; empty without one."""
     target_digest: str | None = None
@@ -95,13 +95,13 @@ class AccuracyResult(Tabular):
 
 
 def write_accuracy(path: Path, result: AccuracyResult) -> None:
-    """Write the file whole."""
+    """Write accuracy.json, with its origin."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(result.to_json() | {"provenance": provenance()}, indent=2) + "\n")
 
 
 def read_accuracy(path: Path) -> AccuracyResult:
-    """Read the file; what `accuracy --json` printed for earlier versions is read too."""
+    """Read accuracy.json, or the output of an earlier version's `accuracy --json`."""
     try:
         record = read_json(path, RecordError, "write it again: shallowdraft accuracy --out RUN")
         return from_record(AccuracyResult, record, str(path), RecordError, extra_fields=True)

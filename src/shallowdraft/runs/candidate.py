@@ -1,4 +1,4 @@
-"""Candidates: what a study compares, a proposer at a lookahead or with a tree."""
+"""Candidates, which a study compares: proposers at a lookahead or with a tree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 DrafterName = Literal["model", "tree", "several", "skip", "ngram", "medusa"]
 """Kinds of drafting: a draft model proposes a chain; it proposes a tree; it draws several chains; the target without
-some of its parts proposes; the text proposes its own continuation where it repeats; Medusa heads on the target do."""
+some of its parts proposes; an earlier occurrence in the text proposes its continuation; Medusa heads propose."""
 
 ProposerKey = tuple[DrafterName, str]
 """A kind of drafting and the name of the draft."""
@@ -30,7 +30,7 @@ class Candidate:
     """A proposer at a lookahead or with a tree. Two are equal if content and settings are, whatever their names."""
 
     draft: str = field(compare=False)
-    """The draft's name as somebody typed it; of other proposers a name that tells them apart."""
+    """The draft's name as the user typed it; for other proposers a name that tells them apart."""
     lookahead: int
     drafter: DrafterName = "model"
     tree: tuple[int, ...] = ()

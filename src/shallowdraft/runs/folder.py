@@ -32,14 +32,14 @@ class RunFolder:
 
     @property
     def tokens(self) -> Path:
-        """Where each token of some outputs came from (runs/tokens.py); earlier versions called it inside.jsonl."""
+        """Sources of the tokens of some outputs (runs/tokens.py); earlier versions called it inside.jsonl."""
         earlier = self.path / "inside.jsonl"
         named = self.path / "tokens.jsonl"
         return earlier if earlier.exists() and not named.exists() else named
 
     @property
     def skip_replays(self) -> Path:
-        """Replays of the target with skipped parts, which take long (replaying/skip.py)."""
+        """Replays of the target with skipped parts (replaying/skip.py), kept as they take long."""
         return self.path / "skips.jsonl"
 
     @property
@@ -54,7 +54,7 @@ class RunFolder:
 
     @property
     def search(self) -> Path:
-        """What a search for a draft has built and judged (runs/search.py)."""
+        """Candidates that a search for a draft has built and judged (runs/search.py)."""
         return self.path / "search.jsonl"
 
     @property

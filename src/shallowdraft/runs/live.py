@@ -55,7 +55,7 @@ class LiveRun:
     emitted: int
     iterations: int
     seconds: float
-    """Of decoding, without the prefill."""
+    """Seconds of decoding, without the prefill."""
     draft_s: float
     verify_s: float
     differs: str | None
@@ -76,7 +76,7 @@ class LiveRun:
 
     @classmethod
     def from_json(cls, row: Record) -> "LiveRun":
-        """Read a run from a line whose fields were checked."""
+        """Read a run from a line with checked fields."""
         before, after = (
             MachineState(*(state[name] for name in _StateFields.__annotations__)) for state in row["states"]
         )

@@ -28,7 +28,7 @@ ENOUGH_SAMPLES = 5  # effective number of samples that a weighted median must re
 
 @dataclass(frozen=True)
 class MachineState:
-    """What the speed of a shared machine depends on; 0 where it is unknown."""
+    """Probes of the speed of a shared machine; 0 where one is unknown."""
 
     plain_s: float
     """Seconds per token of plain decoding."""
@@ -50,7 +50,7 @@ def slopes(groups: Sequence[Columns], part: str) -> dict[str, float]:
     slope serves points of different speeds. It is a ridge regression with Huber weights: samples far off the line count
     less, and disturbed ones not at all.
     """
-    x = np.concatenate([np.stack([_centred_logs(group[name]) for name in WIDTHS], 1) for group in groups])  # [N, P]
+    x = np.concatenate([_centred_probes(group) for group in groups])  # [N, P]
     y = np.concatenate([_centred_logs(group[part] / group["plain_s"]) for group in groups])  # [N]
     undisturbed = np.abs(y) < np.log(DISTURBED)
     x, y = x[undisturbed], y[undisturbed]
@@ -62,11 +62,16 @@ def slopes(groups: Sequence[Columns], part: str) -> dict[str, float]:
     return dict(zip(WIDTHS, solution.tolist(), strict=True))
 
 
+def _centred_probes(group: Columns) -> Floats:
+    """Return the centred logarithms of all probes [N, P]."""
+    return np.stack([_centred_logs(group[name]) for name in WIDTHS], 1)
+
+
 def _centred_logs(values: Floats) -> Floats:
     """Return logarithms relative to their median; unknown values (0) count as the median."""
-    known = values > 0
-    logs = np.log(np.where(known, values, 1.0))
-    return np.where(known, logs - np.median(logs[known]) if known.any() else 0.0, 0.0)
+    measured = values > 0
+    logs = np.log(np.where(measured, values, 1.0))
+    return np.where(measured, logs - np.median(logs[measured]) if measured.any() else 0.0, 0.0)
 
 
 def median_ratio(samples: Columns, part: str, state: MachineState | None, slope: Mapping[str, float]) -> float:
@@ -82,8 +87,8 @@ def median_ratio(samples: Columns, part: str, state: MachineState | None, slope:
     distances = np.zeros(len(ratios))
     for name, width in WIDTHS.items():
         target = getattr(state, name)
-        known = (samples[name] > 0) & (target > 0)
-        offsets = np.where(known, np.log(np.where(known, samples[name], 1.0) / (target or 1.0)), 0.0)
+        measured = (samples[name] > 0) & (target > 0)
+        offsets = np.where(measured, np.log(np.where(measured, samples[name], 1.0) / (target or 1.0)), 0.0)
         distances += (offsets / width) ** 2
         ratios = ratios * np.exp(-slope[name] * offsets)
     distances -= distances.min()

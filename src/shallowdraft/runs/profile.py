@@ -25,15 +25,15 @@ from shallowdraft.runs.candidate import Candidate, DrafterName
 from shallowdraft.runs.machine_state import WIDTHS, Columns, MachineState, as_columns, clipped, median_ratio, slopes
 
 KIND = "profile"
-PARTS = ("draft_s", "verify_s", "other_s")
-EARLIER_NAMES = {"target_s": "verify_s", "rest_s": "other_s"}
-DRAFT_MODEL_DRAFTERS = ("model", "tree")  # drafters whose proposals come from a draft model
+PARTS = ("draft_s", "verify_s", "other_s")  # of an iteration; they add up to its total
+EARLIER_NAMES = {"target_s": "verify_s", "rest_s": "other_s"}  # of fields, in early profiles
+DRAFT_MODEL_DRAFTERS = ("model", "tree")  # drafters with a draft model
 PLANNED = "planned"  # the field that only plans have
 
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """What is timed: a candidate at a context and a batch size."""
+    """A subject of timing: a candidate at a context and a batch size."""
 
     candidate: Candidate
     context: int
@@ -41,7 +41,7 @@ class Point:
 
 
 PartSeconds = Annotated[float, Range(-1e9, 1e9)]
-"""Seconds of a part; those below 0 are refused with a message of their own."""
+"""Seconds of a part; a message of its own refuses those below 0."""
 
 
 class PointFields(TypedDict):
@@ -69,11 +69,11 @@ class SampleFields(TypedDict):
     digest: NotRequired[str]
     dtype: NotRequired[str]
     plain_s: PartSeconds
-    """Of one token of plain decoding, before and after the sample."""
+    """Seconds per token of plain decoding, before and after the sample."""
     handover_s: Seconds
     arithmetic_s: Seconds
     pass_s: NotRequired[Seconds]
-    """Of the target's pass over one token, without sampling and bookkeeping."""
+    """Seconds of the target's pass over one token, without sampling and bookkeeping."""
     draft_s: PartSeconds
     verify_s: PartSeconds
     other_s: PartSeconds
@@ -97,11 +97,12 @@ def open_profile(path: Path, about: Record) -> Records:
 
 
 def plan(file: Records, points: Sequence[Point], rounds: int, turns: int) -> None:
-    """Write down what is to be measured, unless earlier plans of the file say so already."""
+    """Write down the samples to take, unless earlier plans of the file include them."""
     planned_rounds: dict[Point, int] = {}
     for earlier in _plans(file):
         for point in map(point_of, earlier[PLANNED]):
             planned_rounds[point] = max(earlier["rounds"], planned_rounds.get(point, 0))
+    # A plan with more rounds includes one with fewer.
     if any(planned_rounds.get(point, 0) < rounds for point in points):
         fields = [point_fields(point) for point in points]
         file.append({PLANNED: fields, "rounds": rounds, "turns": turns, "command": command()})
@@ -149,12 +150,13 @@ def read_samples(path: Path) -> dict[Point, list[Record]]:
 def _usable_samples(file: Records) -> tuple[dict[Point, list[Record]], list[str]]:
     """Return the samples by point, and notes on those that are left out."""
     samples: dict[Point, list[Record]] = {}
-    silent: dict[str, list[int]] = {}
+    silent: dict[str, list[int]] = {}  # contexts by draft
     for where, row in _samples(file):
         point = point_of(row)
         times = [row[part] for part in ("plain_s", *PARTS)]
         if min(times) < 0 or row["plain_s"] == 0 or row["verify_s"] == 0:
             raise RecordError(f"{where}: {point} took {times} s; such times cannot be, measure it again")
+        # A draft model needs time. Where it took none it proposed nothing, so the sample is of a plain token.
         if point.candidate.drafter in DRAFT_MODEL_DRAFTERS and row["draft_s"] == 0:
             silent.setdefault(point.candidate.draft, []).append(point.context)
         else:
@@ -163,16 +165,16 @@ def _usable_samples(file: Records) -> tuple[dict[Point, list[Record]], list[str]
 
 
 def _silent_note(path: Path, draft: str, contexts: Sequence[int]) -> str:
-    """Return the note on samples that earlier versions took where a draft had no room to draft."""
+    """Return the note on samples that earlier versions took at contexts without room for a proposal."""
     where = " ".join(map(str, sorted(set(contexts))))
     return (
-        f"{path}: {len(contexts):,} samples at contexts {where} are left out: {draft} drafted nothing there, its own "
-        f"being full; time it at shorter ones: profile --draft {draft} --contexts"
+        f"{path}: {len(contexts):,} samples at contexts {where} are left out: {draft} drafted nothing there, as its "
+        f"own context was full; time it at shorter ones: profile --drafts {draft} --contexts"
     )
 
 
 def _incomplete_notes(file: Records) -> list[str]:
-    """Return a note if the last command that planned samples did not take all of them."""
+    """Return a note if a command that planned samples did not take all of them; the latest such command is named."""
     taken, plans = samples_taken(file), _plans(file)
     latest = {point.candidate.draft: point.candidate for row in plans for point in map(point_of, row[PLANNED])}
 
@@ -181,6 +183,7 @@ def _incomplete_notes(file: Records) -> list[str]:
         newest = latest[candidate.draft]
         return (candidate.digest, candidate.dtype) == (newest.digest, newest.dtype)
 
+    # The latest plan of current weights that lacks a sample is the command to run again.
     for row in reversed(plans):
         current = [point for point in dict.fromkeys(map(point_of, row[PLANNED])) if is_current(point.candidate)]
         planned = list(product(current, range(row["rounds"]), range(row["turns"])))
@@ -196,9 +199,9 @@ def _incomplete_notes(file: Records) -> list[str]:
 
 
 TimesKey = tuple[DrafterName, str, str, tuple[int, ...]]
-"""Whose times: a drafter, the digest and precision of its draft, and its tree."""
+"""A proposer with its own times: a drafter, the digest and precision of its draft, and its tree."""
 ALL_DRAFTS: TimesKey = ("model", "", "", ())
-"""All draft models together. Verification does not depend on the draft, so its samples are pooled."""
+"""The key of all draft models together. Verification does not depend on the draft, so its samples are pooled."""
 PoolKey = tuple[DrafterName, int]
 """The samples over which slopes are fitted together: a drafter, and for draft models the lookahead."""
 
@@ -213,18 +216,21 @@ def _pool(key: TimesKey, lookahead: int) -> PoolKey:
 
 
 class PartTimes:
-    """Ratios of the parts of an iteration to a plain token, by whose they are, batch, context and lookahead."""
+    """Ratios of the parts of an iteration to a plain token, by proposer, batch, context and lookahead."""
 
     def __init__(self, samples: Mapping[Point, Sequence[Record]]) -> None:
+        # By proposer and batch, then context, then lookahead: ratios are interpolated over the latter two.
         self._columns: dict[tuple[TimesKey, int], dict[int, dict[int, Columns]]] = {}
         rows: dict[tuple[TimesKey, int, int, int], list[Record]] = {}
         for point, of_point in samples.items():
             own = _own_key(point.candidate)
+            # Samples of a draft model count twice: for the draft's own times, and for the pool of all drafts.
             for key in (own, ALL_DRAFTS) if point.candidate.drafter == "model" else (own,):
                 rows.setdefault((key, point.batch, point.context, point.candidate.lookahead), []).extend(of_point)
         for (key, batch, context, lookahead), of_key in rows.items():
             by_context = self._columns.setdefault((key, batch), {})
             by_context.setdefault(context, {})[lookahead] = as_columns(of_key, (*WIDTHS, *PARTS))
+        # The range of each probe over all samples, to which other states are clipped.
         self._all = as_columns([row for of_point in samples.values() for row in of_point], WIDTHS)
 
     def has(self, key: TimesKey, batch: int) -> bool:
@@ -232,25 +238,30 @@ class PartTimes:
 
     def lookaheads(self, key: TimesKey) -> list[int]:
         """Return the lookaheads that were timed at any context and batch size."""
-        of_key = [by_context for (timed, _), by_context in self._columns.items() if timed == key]
-        return sorted({lookahead for by_context in of_key for timed in by_context.values() for lookahead in timed})
+        lookaheads: set[int] = set()
+        for (timed_key, _), by_context in self._columns.items():
+            if timed_key == key:
+                lookaheads.update(*by_context.values())
+        return sorted(lookaheads)
 
     def lookaheads_at(self, key: TimesKey, context: int, batch: int) -> list[int]:
-        """Return the lookaheads that were timed at this very context and batch size."""
+        """Return the lookaheads that were timed at exactly this context and batch size."""
         return sorted(self._columns.get((key, batch), {}).get(context, {}))
 
     def nearest_state(self, state: MachineState) -> MachineState:
-        """Return the state, moved to what was met while profiling."""
+        """Return the state, moved into the range of states that occurred while profiling."""
         return clipped(state, self._all)
 
     def ratio(
         self, part: str, key: TimesKey, lookahead: int, context: float, batch: int, state: MachineState | None
     ) -> float:
         """Return a part's ratio to a plain token, on straight lines between timed lookaheads and contexts."""
+        # First over lookaheads at each timed context, then over contexts.
         by_context = {}
         for timed_context, timed in self._columns[key, batch].items():
             ratios = {}
             for timed_lookahead, samples in timed.items():
+                # Without a state the plain median counts, which needs no slopes.
                 slope = self._slopes[part, _pool(key, timed_lookahead)] if state else {}
                 ratios[timed_lookahead] = median_ratio(samples, part, state, slope)
             by_context[timed_context] = _interpolated(lookahead, ratios)
@@ -258,7 +269,7 @@ class PartTimes:
 
     @cached_property
     def _slopes(self) -> dict[tuple[str, PoolKey], dict[str, float]]:
-        """How each part follows the state. Pooled, so that a state that hardly occurred at one point is known too."""
+        """The slope of each part by probe. They are pooled, as a state may hardly occur at one point but at others."""
         groups: dict[tuple[str, PoolKey], list[Columns]] = {}
         for (key, _), by_context in self._columns.items():
             for timed in by_context.values():
@@ -276,8 +287,9 @@ def _fitted_parts(key: TimesKey) -> tuple[str, ...]:
 
 
 def _interpolated(where: float, values: Mapping[int, float]) -> float:
-    known = sorted(values)
-    return float(np.interp(where, known, [values[place] for place in known]))
+    """Return the value on a straight line between neighbours; beyond the ends it is the last one."""
+    timed = sorted(values)
+    return float(np.interp(where, timed, [values[place] for place in timed]))
 
 
 @dataclass(frozen=True, repr=False)
@@ -288,7 +300,7 @@ class Profile(Tabular):
     """Target, shape, precision, device and threads."""
     samples: Mapping[Point, list[Record]] = field(repr=False)
     notes: list[str] = field(default_factory=list)
-    """What a user should be told: samples that are missing or were left out."""
+    """Messages for the user, about samples that are missing or were left out."""
 
     @property
     def drafts(self) -> list[str]:
@@ -346,7 +358,7 @@ class Profile(Tabular):
 
     @cached_property
     def _latest(self) -> dict[str, Candidate]:
-        """The draft model that was timed last under each name: its weights may have been replaced since before."""
+        """The draft model that was timed last under each name, as its weights may have been replaced."""
         return {point.candidate.draft: point.candidate for point in self.samples if point.candidate.drafter == "model"}
 
     @cached_property
@@ -362,7 +374,7 @@ class Profile(Tabular):
         return self._times.lookaheads(self._key(draft))
 
     def lookaheads_at(self, draft: str | None, context: int, batch: int) -> list[int]:
-        """Return those that were timed at this very context and batch size."""
+        """Return the lookaheads that were timed at exactly this context and batch size."""
         return self._times.lookaheads_at(self._key(draft), context, batch)
 
     def _key(self, draft: str | None) -> TimesKey:
@@ -371,12 +383,13 @@ class Profile(Tabular):
     def _as_timed(self, candidate: Candidate) -> Candidate:
         """Return the candidate as this profile knows it: early profiles have names but no digests."""
         timed = self._latest.get(candidate.draft, candidate)
-        by_name = timed.digest == candidate.draft and not timed.dtype
+        by_name = timed.digest == candidate.draft and not timed.dtype  # without a digest the name stands for it
         return replace(candidate, digest="", dtype="") if by_name else candidate
 
     def covers(self, candidate: Candidate) -> bool:
         """Return whether the candidate, or the same proposer at a longer lookahead, was timed."""
         timed = self._times.lookaheads(_own_key(self._as_timed(candidate)))
+        # The same name with other content: no guess is made from the old weights' times.
         if not timed and candidate.draft in self._latest:
             timed_dtype = self._latest[candidate.draft].dtype
             raise RecordError(
@@ -385,7 +398,7 @@ class Profile(Tabular):
             )
         if not timed:
             raise RecordError(f"the profile has no times of {candidate.draft}; measure it first")
-        return candidate.lookahead <= max(timed)
+        return candidate.lookahead <= max(timed)  # shorter ones lie between timed ones, or are taken as the shortest
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Return seconds per token of plain decoding."""
@@ -396,6 +409,7 @@ class Profile(Tabular):
     @cached_property
     def _plain_s(self) -> dict[int, dict[int, float]]:
         """Medians by batch size and context."""
+        # Plain decoding was timed beside every candidate: all samples of a batch and context count.
         times: dict[int, dict[int, list[float]]] = {}
         for point, rows in self.samples.items():
             of_context = times.setdefault(point.batch, {}).setdefault(point.context, [])
@@ -421,6 +435,7 @@ class Profile(Tabular):
         own = _own_key(self._as_timed(candidate))
         if not self._times.has(own, batch):
             raise RecordError(_no_times(candidate, batch))
+        # A chain takes the same time to verify whichever draft wrote it; trees and skipped parts have their own passes.
         verification = ALL_DRAFTS if candidate.drafter == "model" else own
         keys = {"draft_s": own, "verify_s": verification, "other_s": own}
         nearest = self._times.nearest_state(state) if state else None
@@ -440,24 +455,26 @@ class Profile(Tabular):
         if not self._times.has(ALL_DRAFTS, batch):
             raise RecordError(_no_times(Candidate("DRAFT", lookahead), batch))
         ratio = self._times.ratio(part, ALL_DRAFTS, lookahead, context, batch, None)
-        return ratio * self.plain_s(context, batch)
+        return ratio * self.plain_s(context, batch)  # the ratio is kept, as it varies less than seconds do
 
     def pass_s(self, context: int, batch: int = 1) -> float:
         """Return seconds of the target's pass over one token."""
-        of_place = (rows for point, rows in self.samples.items() if (point.context, point.batch) == (context, batch))
-        seconds = [row["pass_s"] for rows in of_place for row in rows if "pass_s" in row]
+        seconds: list[float] = []
+        for point, rows in self.samples.items():
+            if (point.context, point.batch) == (context, batch):
+                seconds += [row["pass_s"] for row in rows if "pass_s" in row]
         if not seconds:
             raise RecordError(f"the profile has no pass_s at context {context}, batch {batch}; measure it again")
         return float(median(seconds))
 
     def spread(self, draft: str) -> float:
-        """Return half the interquartile range of an iteration over a plain token, relative to its median.
+        """Return how much an iteration of a draft varies, relative to its median.
 
-        Of all points of the draft the median one counts.
+        It is half the interquartile range of the ratio to a plain token, at the draft's median point.
         """
 
         def of_point(rows: Sequence[Record]) -> float:
-            ratios = [sum(row[part] for part in PARTS) / row["plain_s"] for row in rows]
+            ratios = [_total_s(row) / row["plain_s"] for row in rows]
             low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
             return float((high - low) / 2 / middle)
 
@@ -469,10 +486,14 @@ class Profile(Tabular):
         return {point: rows for point, rows in self.samples.items() if _own_key(point.candidate) == key}
 
 
+def _total_s(row: Record) -> float:
+    return float(sum(row[part] for part in PARTS))
+
+
 def _no_times(candidate: Candidate, batch: int) -> str:
     """Return the message on missing times, and how they are measured."""
     missing = f"at lookahead {candidate.lookahead}, batch {batch}"
-    how = f"--draft {candidate.draft} --lookaheads {candidate.lookahead} --batches {batch}"
+    how = f"--drafts {candidate.draft} --lookaheads {candidate.lookahead} --batches {batch}"
     if candidate.drafter == "model":
         return f"the profile has no times of {candidate.draft} {missing}; add some: profile {how}"
     return f"the profile has no times of {candidate.draft} ({candidate.drafter}) {missing}; run a study of it"

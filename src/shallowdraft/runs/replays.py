@@ -1,4 +1,4 @@
-"""Replays: what is known of every proposer's acceptance, one line each; the last line of a proposer counts."""
+"""Replays: the acceptance of every proposer, one line each; the last line of a proposer counts."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -19,10 +19,10 @@ class TarFigures:
 
     tar: dict[int, Rate] = field(default_factory=dict)
     tar_interval: dict[int, Interval] = field(default_factory=dict)
-    """95 % over prompts."""
+    """The 95 % interval over prompts."""
 
     def bounds(self, size: int) -> tuple[float | None, float | None]:
-        """Return the interval at a size, if it is known."""
+        """Return the interval at a size; None for both bounds if it is unknown."""
         return self.tar_interval.get(size, (None, None))
 
 
@@ -41,7 +41,7 @@ class ReplayRecord:
     """A proposer's acceptance over the trace."""
 
     name: str
-    """In tables."""
+    """The name in tables."""
     drafter: DrafterName
     draft: str
     digest: str = ""
@@ -52,10 +52,10 @@ class ReplayRecord:
     tar: dict[int, Rate] = field(default_factory=dict)
     tar_interval: dict[int, Interval] = field(default_factory=dict)
     sets: dict[str, TarFigures] = field(default_factory=dict)
-    """The same for each prompt set."""
+    """TAR of each prompt set."""
     acceptance_by_position: tuple[Share, ...] = ()
     silence: dict[int, Silence] = field(default_factory=dict)
-    """By size, where the draft's context is full and it proposes nothing."""
+    """By size, the part in which the draft's context is full, so that it proposes nothing."""
     prompts: tuple[PromptTar, ...] = ()
 
     def to_json(self) -> Record:
@@ -64,7 +64,7 @@ class ReplayRecord:
 
 
 def write_replays(path: Path, about: Record, replays: Iterable[ReplayRecord]) -> None:
-    """Append the replays that say something new to a file of the same description."""
+    """Append the replays that differ from the last of the same proposer."""
     file = Records.open(path, KIND, about)
     file.renew((replay.to_json() for replay in replays), "drafter", "draft")
 

@@ -1,4 +1,4 @@
-"""How tokens are chosen: greedily, or drawn from a distribution that these numbers shape."""
+"""Sampling: the choice of tokens, greedy or random, and the numbers that shape the distribution."""
 
 import math
 from dataclasses import dataclass
@@ -37,5 +37,5 @@ class Sampling:
 
     @property
     def numbers(self) -> tuple[float, int, float]:
-        """What the kernels take: 1 / temperature (0 for greedy), top-k (0 for all), top-p (1 for all)."""
+        """The numbers that kernels take: 1 / temperature (0 for greedy), top-k (0 for all), top-p (1 for all)."""
         return 0.0 if self.greedy else 1 / self.temperature, self.top_k or 0, self.top_p or 1.0

@@ -1,4 +1,4 @@
-"""Searches: what a search for a draft has built and judged, one line per candidate and rung."""
+"""Searches for a draft: the candidates that were built and judged, one line per candidate and rung."""
 
 from pathlib import Path
 from typing import TypedDict
@@ -35,5 +35,5 @@ def open_search(path: Path, about: Record) -> Records:
 
 
 def read_search(path: Path) -> list[Record]:
-    """Read all lines: Judgement where there is no `failed`, else Failure."""
+    """Read all lines: a Failure has the field `failed`, a Judgement has not."""
     return list(Records.read(path, KIND, Judgement | Failure))

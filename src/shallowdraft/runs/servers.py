@@ -1,4 +1,4 @@
-"""Servers: the requests that `bench` sent to one, a line each, and what the server counted meanwhile."""
+"""Servers: the requests that `bench` sent to one, a line each, and the server's counters meanwhile."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +69,7 @@ class _LevelCounters(TypedDict):
 
 
 def open_requests(path: Path) -> Records:
-    """Open a file of requests whose first line says what was requested."""
+    """Open a file of requests, and check the settings in its first line."""
     file = Records.read(path, KIND)
     require_fields(file.about, BenchSettings, f"{path}:1", RecordError)
     return file

@@ -1,4 +1,4 @@
-"""study.json: the result of a study, the ranked candidates with their predictions and what was measured live."""
+"""study.json: the result of a study, the ranked candidates with their predictions and live results."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -24,9 +24,9 @@ class LiveSpeed:
     plain_tokens_per_s: Rate
     speed_up: Rate
     interval: Interval
-    """95 % of the speed-up, over prompts."""
+    """The 95 % interval of the speed-up, over prompts."""
     lossless: bool
-    """Every output is plain decoding's, but for ties of rounding."""
+    """Whether every output is plain decoding's, but for ties of rounding."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class StudyRow:
     """A proposer at its best size."""
 
     name: str
-    """In tables."""
+    """The name in tables."""
     candidate: Candidate
     shape: str
     prediction: Prediction
-    """If the candidate ran live: for its prompts and the speed of plain decoding there."""
+    """The prediction; for a candidate that ran live, on its prompts and at the speed of plain decoding there."""
     predicted_interval: Interval
-    """95 % of the predicted speed-up: TAR's bootstrap over prompts."""
+    """The 95 % interval of the predicted speed-up: TAR's bootstrap over prompts."""
     live: LiveSpeed | None = None
     impossible: LiveSpeed | None = None
     """A live result above the TAR, which no engine can reach: it does not count, and the prediction stands."""
@@ -49,12 +49,25 @@ class StudyRow:
 
     @property
     def speed_up(self) -> float:
-        """Measured if it was, else predicted."""
+        """The measured speed-up if there is one, otherwise the predicted one."""
         return self.live.speed_up if self.live else self.prediction.speed_up
+
+    def verdict(self, label: str) -> str:
+        """Return a sentence on whether speculation with this candidate pays, in which the label is its name."""
+        if not self.live:
+            return f"{label} {self.prediction.verdict}"
+        low, high = self.live.interval
+        candidate = f"{label} {self.prediction.where}"
+        if low > 1:
+            return f"speculation pays: {candidate} is {self.live.speed_up:.2f}x as fast (95 %: {low:.2f} to {high:.2f})"
+        if high < 1:
+            return f"speculation does not pay: the best, {candidate}, is {self.live.speed_up:.2f}x as fast"
+        times = f"{self.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+        return f"speculation makes no clear difference: {candidate} is {times}"
 
     @property
     def disturbed(self) -> str | None:
-        """Why a live result does not count."""
+        """The reason for which a live result does not count; None if it does."""
         if self.impossible is None:
             return None
         (low, high), tar = self.impossible.interval, self.impossible.tar
@@ -70,28 +83,19 @@ class StudyResult(Tabular):
     """The result of a study."""
 
     rows: tuple[StudyRow, ...]
-    """Fastest first: those that ran live by what was measured, then the others by what was predicted."""
+    """The fastest first: rows that ran live by the measured speed-up, then the others by the predicted one."""
     plain_tokens_per_s: float
     failed: dict[str, str] = field(default_factory=dict)
-    """Proposers that could not be used, and why."""
+    """The reason for which a proposer could not be used, by its name."""
     stalled: tuple[str, ...] = ()
-    """Prompts, with their sets, that no measured speed-up counts: the machine stalled on them."""
+    """Prompts, with their sets, that are left out of measured speed-ups, as the machine stalled on them."""
     lossless: bool | None = None
-    """Every live output is plain decoding's, but for ties of rounding; None if nothing ran live."""
+    """Whether every live output is plain decoding's, but for ties of rounding; None if nothing ran live."""
 
     @property
     def verdict(self) -> str:
-        """Whether speculation pays, in a sentence."""
-        best = self.rows[0]
-        if not best.live:
-            return f"{best.name} {best.prediction.verdict}"
-        low, high = best.live.interval
-        what = f"{best.name} {best.prediction.where}"
-        if low > 1:
-            return f"speculation pays: {what} is {best.live.speed_up:.2f}x as fast (95 %: {low:.2f} to {high:.2f})"
-        if high < 1:
-            return f"speculation does not pay: the best, {what}, is {best.live.speed_up:.2f}x as fast"
-        return f"speculation makes no clear difference: {what} is {best.live.speed_up:.2f}x ({low:.2f} to {high:.2f})"
+        """A sentence on whether speculation pays."""
+        return self.rows[0].verdict(self.rows[0].name)
 
     @property
     def caption(self) -> str:
@@ -115,7 +119,7 @@ class StudyResult(Tabular):
         return rows
 
     def to_json(self) -> Record:
-        """Return what study.json holds."""
+        """Return the content of study.json."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
@@ -143,7 +147,7 @@ def _row_to_json(row: StudyRow) -> Record:
 
 
 def prediction_to_json(prediction: Prediction) -> Record:
-    """Return a prediction as every record and command writes it: its fields, and what follows from them."""
+    """Return a prediction as every record and command writes it: its fields, and figures that follow from them."""
     return {
         "lookahead": prediction.lookahead,
         "nodes": prediction.nodes,

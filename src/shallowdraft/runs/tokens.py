@@ -1,4 +1,4 @@
-"""Tokens: for some outputs, where each token came from, for the report."""
+"""Tokens: the source of each token of some outputs, for the report."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,8 +13,8 @@ from shallowdraft.runs.candidate import DrafterName
 KIND = "inside"
 
 Source = Literal["accepted", "correction", "bonus", "own"]
-"""An accepted draft token; the target's instead of a rejected one; the target's after a wholly accepted proposal; the
-target's where nothing was proposed."""
+"""An accepted draft token; the target's in place of a rejected one; the target's behind a proposal that was accepted
+as a whole; the target's without a proposal."""
 
 Token = tuple[str, Source, str | None]
 """Its text, its source, and the text of the proposal that it replaced."""
@@ -40,7 +40,7 @@ class TokenSources:
 
 
 def write_tokens(path: Path, about: Record, rows: Iterable[TokenSources]) -> None:
-    """Append the rows that say something new to a file of the same description."""
+    """Append the rows that differ from the last of the same output and proposer."""
     Records.open(path, KIND, about).renew(map(asdict, rows), "set", "id", "sample", "drafter", "draft")
 
 

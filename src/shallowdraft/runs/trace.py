@@ -1,4 +1,4 @@
-"""Traces: what a target wrote after each prompt, and how likely each of its tokens was.
+"""Traces: a target's output for each prompt, and the log-probability of each of its tokens.
 
 The first line of a trace describes the target and how tokens were chosen; every other line is one output.
 """
@@ -62,12 +62,12 @@ class Output:
 
     @property
     def stream(self) -> int:
-        """The number of its random stream. It depends on the key only, not on what else is recorded."""
+        """The number of its random stream. It depends on the key only, not on other outputs."""
         return int.from_bytes(hashlib.sha256(json.dumps(self.key).encode()).digest()[:16])
 
 
 class Vocabulary(TypedDict):
-    """What a draft's tokenizer must match."""
+    """The properties of a vocabulary that a draft's tokenizer must match."""
 
     size: Annotated[int, Range(1, LIMITS["vocab"])]
     """Number of token ids."""
@@ -76,7 +76,7 @@ class Vocabulary(TypedDict):
     digest: str | None
     """Digest of the map from tokens to ids; None without a tokenizer."""
     added: NotRequired[dict[str, Count]]
-    """Tokens that were added to the tokenizer; a draft may lack those at the end."""
+    """Tokens that were added to the tokenizer; a draft's may end before them."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,7 +134,7 @@ class Trace(Tabular):
             )
 
     def require_greedy(self) -> None:
-        """Refuse a sampled trace where only greedy decoding is known exactly."""
+        """Refuse a sampled trace, where a replay is exact for greedy decoding only."""
         if not self.sampling.greedy:
             raise OptionError("the trace was sampled; here a greedy one is needed (record without --temperature)")
 
@@ -191,7 +191,7 @@ def _checked_output(where: str, record: Record, sampling: Sampling, vocab: int) 
     if sampling.greedy:
         return output
     if output.logprobs is None or len(output.logprobs) != len(output.output):
-        raise RecordError(f"{where}: prompt {output.id} lacks log-probabilities, without which no acceptance is known")
+        raise RecordError(f"{where}: prompt {output.id} lacks log-probabilities, which acceptance is computed from")
     if max(output.logprobs) > ROUNDING:
         raise RecordError(f"{where}: a log-probability is {max(output.logprobs)}; none is above 0, record it again")
     return output

@@ -65,7 +65,7 @@ def fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _window(family: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
-    """The sliding window and the number of leading layers without one."""
+    """Return the sliding window, and the number of leading layers without one."""
     if family == "mistral":
         return config.get("sliding_window", 4096), 0
     if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
@@ -78,10 +78,10 @@ def _window(family: str, config: Mapping[str, Any], layers: int) -> tuple[int | 
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:
-    """Transformers 5 writes `rope_parameters`; older configs have `rope_theta` and `rope_scaling`."""
+    """Read rotary positions: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     thetas = (scaling.get("rope_theta"), config.get("rope_theta"), 10000.0)
-    theta = float(next(given for given in thetas if given is not None))
+    theta = float(next(value for value in thetas if value is not None))
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return Rope(theta)
@@ -100,6 +100,7 @@ def _rope(config: Mapping[str, Any]) -> Rope:
 
 
 def config(shape: "ModelShape") -> dict[str, Any]:
+    """Return the fields of a config.json that only this family has."""
     rope = shape.rope or Rope()
     config: dict[str, Any] = {
         "intermediate_size": shape.ffn,
@@ -137,6 +138,7 @@ def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
 
 
 def layout(shape: "ModelShape") -> Iterator[Named]:
+    """Yield our name of each parameter with the checkpoint's tensors that form it."""
     d, ffn = shape.d_model, shape.ffn
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "embed.weight", (Stored("model.embed_tokens.weight", (shape.vocab, d)),)

@@ -1,4 +1,4 @@
-"""Shapes of published models, and those of the paper."""
+"""Shapes of published models, and of the drafts in "Decoding Speculative Decoding" ("the paper")."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ def _opt(layers: int, heads: int, d_model: int, ffn: int, *, like_350m: bool = F
 
 
 def _t5(layers: int, d_model: int, heads: int, ffn: int, *, first: bool = False) -> ModelShape:
-    """T5 1.1, or the first T5."""
+    """Return the shape of a T5 1.1, or of the first T5."""
     return ModelShape(
         layers,
         d_model,

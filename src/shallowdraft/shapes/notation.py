@@ -1,4 +1,4 @@
-"""Shapes as people write them: `2x640/10h/1728`, or a name."""
+"""The short notation of shapes: `2x640/10h/1728`, or the name of a published model."""
 
 import re
 from dataclasses import replace
@@ -10,10 +10,11 @@ from shallowdraft.shapes.t5 import EncoderShape
 
 
 def parse_shape(notation: str, *, vocab: int | None = None, context: int | None = None) -> ModelShape:
-    """A Llama shape from `layers x d_model / heads h [/ kv_heads kv] [/ head_dim hd] / ffn`, or one of `NAMED`.
+    """Read a Llama shape from `layers x d_model / heads h [/ kv_heads kv] [/ head_dim hd] / ffn`, or one of `NAMED`.
 
-    `2x640/10h/1728`, `32x4096/32h/8kv/14336`, `5x2560/32h/128hd/11008`; with an encoder's layers before it a T5 1.1:
-    `8+8x512/6h/64hd/1024`. Without a vocabulary and a context: the named shape's own, else 32,000 and 2,048.
+    Examples are `2x640/10h/1728`, `32x4096/32h/8kv/14336` and `5x2560/32h/128hd/11008`. With the layers of an encoder
+    before it, as in `8+8x512/6h/64hd/1024`, it is a T5 1.1. Vocabulary and context are by default those of the named
+    shape, otherwise 32,000 and 2,048.
     """
     if named := NAMED.get(notation.lower()):
         return replace(named, vocab=vocab or named.vocab, context=context or named.context)

@@ -40,6 +40,7 @@ def fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config(shape: "ModelShape") -> dict[str, Any]:
+    """Return the fields of a config.json that only this family has."""
     return {
         "ffn_dim": shape.ffn,
         "activation_function": shape.activation,
@@ -53,6 +54,7 @@ def config(shape: "ModelShape") -> dict[str, Any]:
 
 
 def layout(shape: "ModelShape") -> Iterator[Named]:
+    """Yield our name of each parameter with the checkpoint's tensors that form it."""
     d, ffn, embed, root = shape.d_model, shape.ffn, shape.embed_dim, "model.decoder."
     width = shape.heads * shape.head_dim
     yield "embed.weight", (Stored(root + "embed_tokens.weight", (shape.vocab, embed)),)

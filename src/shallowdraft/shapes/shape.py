@@ -1,4 +1,4 @@
-"""A model's shape, read from a Hugging Face config, and what follows from it: tensors, bytes, FLOPs.
+"""Shapes of models, read from a Hugging Face config; tensors, bytes and FLOPs follow from them.
 
 The one idea: `ModelShape.layout()` names every tensor of a checkpoint once. Parameter counts, memory checks, loading,
 saving and the decoder's own parameter names all come from it. No torch here.
@@ -44,7 +44,7 @@ class ModelShape:
     vocab: int
     family: Family = "llama"
     kv_heads: int = 0
-    """Key/value heads; 0 means as many as heads."""
+    """Key/value heads; 0 means the number of heads."""
     head_dim: int = 0
     """Width of a head, independent of d_model; 0 means d_model / heads."""
     context: int = 2048
@@ -53,7 +53,7 @@ class ModelShape:
     activation: str = "silu"
     norm_eps: float = 1e-6
     rope: Rope | None = field(default_factory=Rope)
-    """None: learned positions (OPT), or relative ones (T5)."""
+    """Rotary positions; None for learned positions (OPT) and relative ones (T5)."""
     qkv_bias: bool = False
     out_bias: bool = False
     ffn_bias: bool = False
@@ -61,13 +61,13 @@ class ModelShape:
     window: int | None = None
     """Sliding attention window in tokens."""
     full_layers: int = 0
-    """With a window: how many of the first layers attend to everything all the same."""
+    """The number of first layers that attend to all tokens in spite of a window."""
     embed_dim: int = 0
     """Width of the embedding where it is projected to d_model (OPT-350M); 0 means d_model."""
     post_norm: bool = False
     final_norm: bool = True
     encoder: EncoderShape | None = None
-    """Of an encoder–decoder (T5); layers and context are then the decoder's."""
+    """The encoder of an encoder–decoder (T5); layers and context are then those of the decoder."""
 
     def __post_init__(self) -> None:
         counts = (
@@ -124,28 +124,28 @@ class ModelShape:
 
     @property
     def layer_norm(self) -> bool:
-        """LayerNorm with bias (OPT) rather than RMSNorm."""
+        """Whether norms are LayerNorm with bias (OPT) rather than RMSNorm."""
         return self.family == "opt"
 
     @property
     def learned_positions(self) -> bool:
-        """A table of positions that are added to the embedding (OPT)."""
+        """Whether a table of positions is added to the embedding (OPT)."""
         return self.rope is None and self.encoder is None
 
     def windows(self) -> tuple[int | None, ...]:
-        """The attention window of each layer."""
+        """Return the attention window of each layer; None for layers that attend to all tokens."""
         return tuple(None if layer < self.full_layers else self.window for layer in range(self.layers))
 
     def layout(self) -> dict[str, tuple[Stored, ...]]:
-        """Our parameter name -> the checkpoint's tensors that it is concatenated from, along dimension 0."""
+        """Return the checkpoint's tensors that form each of our parameters, concatenated along dimension 0."""
         return dict(_READERS[self.family].layout(self))
 
     def stored(self) -> Iterator[Stored]:
-        """Every tensor of the checkpoint, once."""
+        """Yield every tensor of the checkpoint once."""
         return (tensor for parts in self.layout().values() for tensor in parts)
 
     def spare(self) -> set[str]:
-        """Tensors that a checkpoint may hold beside those, and that say nothing new."""
+        """Return the names of further tensors that a checkpoint may hold; they are copies and are ignored."""
         return {*(("lm_head.weight",) if self.tied else ()), *(t5.SPARE if self.encoder else ())}
 
     @property
@@ -161,34 +161,40 @@ class ModelShape:
 
     @property
     def source_parameters(self) -> int:
-        """Parameters that only a source passes through, once: the encoder, and the keys and values of what it read."""
-        once = (parts for name, parts in self.layout().items() if name.startswith("encoder.") or ".cross_kv." in name)
-        return sum(prod(tensor.size) for parts in once for tensor in parts)
+        """Parameters used once per source: the encoder's, and those of cross-attention's keys and values."""
+        count = 0
+        for name, parts in self.layout().items():
+            if name.startswith("encoder.") or ".cross_kv." in name:
+                count += sum(prod(tensor.size) for tensor in parts)
+        return count
 
     @property
     def pass_parameters(self) -> int:
-        """Parameters that a forward pass must read: all but those looked up or for a source; a tied head is read."""
+        """Parameters that a decoding pass reads: all but embeddings and those for a source; a tied head is read."""
         head = self.vocab * self.embed_dim if self.tied else 0
         return self.parameters - self.embedding_parameters - self.source_parameters + head
 
     def weight_bytes(self, dtype: str = "float32") -> int:
+        """Return the bytes of all weights."""
         return self.parameters * DTYPE_BYTES[dtype]
 
     def pass_bytes(self, dtype: str = "float32") -> int:
-        """Weight bytes that one forward pass must read: over bandwidth, the floor of its latency."""
+        """Return the weight bytes that one decoding pass reads; divided by bandwidth, the least time it takes."""
         return self.pass_parameters * DTYPE_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str = "float32") -> int:
+        """Return the bytes of keys and values that the KV cache holds for each token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
     def flops_per_token(self, attended: int = 0) -> int:
-        """Multiply-adds count two; `attended` is the number of cached tokens that this one looks at."""
-        scores = sum(min(attended, window or attended) for window in self.windows())
-        return 2 * self.pass_parameters + 4 * self.heads * self.head_dim * scores
+        """Return the FLOPs of decoding a token that attends to some cached tokens; a multiply-add counts as two."""
+        attended_in_layers = sum(min(attended, window or attended) for window in self.windows())
+        # Each head multiplies head_dim numbers twice per attended token: by its key, and by its value.
+        return 2 * self.pass_parameters + 4 * self.heads * self.head_dim * attended_in_layers
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
-        """The shape that a Hugging Face config.json describes; what is not supported is refused by name."""
+        """Read the shape that a Hugging Face config.json describes; refuse unsupported models by name."""
         try:
             family = _supported_family(config)
             require_sizes(config)
@@ -203,11 +209,11 @@ class ModelShape:
             raise UnsupportedModelError(
                 f"config.json lacks {missing}; it needs the fields that transformers writes"
             ) from None
-        except (TypeError, ValueError, AttributeError, OverflowError) as wrong:
-            raise UnsupportedModelError(f"config.json has a field of the wrong type: {wrong}") from None
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UnsupportedModelError(f"config.json has a field of the wrong type: {error}") from None
 
     def to_config(self) -> dict[str, Any]:
-        """A config.json that transformers, vLLM and llama.cpp's converter read."""
+        """Return a config.json that transformers, vLLM and llama.cpp's converter read."""
         if self.encoder:
             return t5.config(self)
         common = {
@@ -220,17 +226,18 @@ class ModelShape:
             "max_position_embeddings": self.context,
             "tie_word_embeddings": self.tied,
         }
-        own: dict[str, Any] = _READERS[self.family].config(self)
-        return common | own
+        of_family: dict[str, Any] = _READERS[self.family].config(self)
+        return common | of_family
 
 
 def _multiples(width: int, heads: int) -> str:
-    """The multiples of a number of heads on either side of a width."""
+    """Return the multiples of a number of heads next to a width, as part of a sentence."""
     below = width // heads * heads
     return " or ".join(str(multiple) for multiple in (below, below + heads) if multiple > 0)
 
 
 def _supported_family(config: Mapping[str, Any]) -> Family:
+    """Return the family of a config; refuse other architectures, quantised checkpoints and mixtures of experts."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise UnsupportedModelError(f"config.json has no model_type; supported are {SUPPORTED}")
@@ -241,23 +248,30 @@ def _supported_family(config: Mapping[str, Any]) -> Family:
         )
     experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if kind not in _ARCHITECTURES or experts:
-        what = f"a mixture of {experts} experts" if experts else "another architecture"
-        raise UnsupportedModelError(f"model_type {kind!r} is {what}; supported are {SUPPORTED}")
+        reason = f"a mixture of {experts} experts" if experts else "another architecture"
+        raise UnsupportedModelError(f"model_type {kind!r} is {reason}; supported are {SUPPORTED}")
     family: Family = kind
     return family
 
 
 def require_one_kind(target: ModelShape, draft: ModelShape) -> None:
-    """Raise if one is an encoder–decoder and the other is not: what one reads, the other would continue."""
+    """Refuse an encoder–decoder with a decoder-only model: the first reads the prompt, the second continues it."""
     if (target.encoder is None) != (draft.encoder is None):
-        one, other = ("target", "draft") if target.encoder else ("draft", "target")
-        raise OptionError(f"the {one} is an encoder–decoder and the {other} is not; give two models of one kind")
+        with_encoder, without = ("target", "draft") if target.encoder else ("draft", "target")
+        raise OptionError(
+            f"the {with_encoder} is an encoder–decoder and the {without} is not; give two models of one kind"
+        )
 
 
-def child_shape(parent: ModelShape, wanted: ModelShape) -> ModelShape:
-    """The parent's family, vocabulary and context in the wanted sizes."""
-    if parent.encoder or wanted.encoder:
-        raise OptionError(f"{wanted} from {parent}: one has an encoder; drafts are made of decoder-only models")
-    sizes = {name: getattr(wanted, name) for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "ffn")}
+def child_shape(parent: ModelShape, sizes: ModelShape) -> ModelShape:
+    """Return a shape with the parent's family, vocabulary and context, and the other shape's sizes."""
+    if parent.encoder or sizes.encoder:
+        raise OptionError(f"{sizes} from {parent}: one has an encoder; drafts are made of decoder-only models")
+    names = ("layers", "d_model", "heads", "kv_heads", "head_dim", "ffn")
     projected = parent.embed_dim if parent.embed_dim != parent.d_model else 0
-    return replace(parent, **sizes, embed_dim=projected, full_layers=min(parent.full_layers, wanted.layers))
+    return replace(
+        parent,
+        **{name: getattr(sizes, name) for name in names},
+        embed_dim=projected,
+        full_layers=min(parent.full_layers, sizes.layers),
+    )

@@ -1,4 +1,4 @@
-"""What is T5's own in a shape: its encoder, the fields of its config.json, its tensors. No torch here."""
+"""T5: its encoder, the fields of its config.json, its tensors. No torch here."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shallowdraft.shapes.shape import ModelShape
 
 CONTEXT = 2048  # tokens that the decoder may write; positions are relative, so T5 itself sets no limit
-# Tensors that old files hold once more, or in vain.
+# Tensors of old files that are copies of others, or that no model uses.
 SPARE = (
     "encoder.embed_tokens.weight",
     "decoder.embed_tokens.weight",
@@ -22,15 +22,15 @@ SPARE = (
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """What a T5 has beside a decoder: a stack as wide, which reads a source; and what both stacks share."""
+    """The encoder of a T5, as wide as the decoder, and settings of attention and FFN that both share."""
 
     layers: int
     context: int = 512
-    """Longest source in tokens: the config's n_positions, or what T5 was trained with; T5 itself sets no limit."""
+    """The longest source in tokens: the config's n_positions, or the length T5 was trained with; T5 sets no limit."""
     buckets: int = 32
-    """Kinds of distance between two tokens; each has a bias for each head."""
+    """The number of ranges into which distances between tokens are divided; each has a bias for each head."""
     farthest: int = 128
-    """Distance in tokens from which on all are of one kind."""
+    """The distance in tokens from which on all are in one range."""
     gated: bool = True
     """Whether FFNs have a gate: in T5 1.1, not in 1.0."""
     scaled: bool = False
@@ -45,7 +45,7 @@ class EncoderShape:
 
 
 def fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a T5's config.json says, as the fields of a ModelShape."""
+    """Read the fields of a ModelShape from a T5's config.json."""
     kind = config.get("feed_forward_proj", "relu")
     gate, _, activation = kind.rpartition("-")
     if gate not in ("", "gated"):
@@ -69,14 +69,14 @@ def fields(config: Mapping[str, Any]) -> dict[str, Any]:
             buckets=config.get("relative_attention_num_buckets", EncoderShape.buckets),
             farthest=config.get("relative_attention_max_distance", EncoderShape.farthest),
             gated=bool(gate),
-            # Transformers 5 has a field for it; before, a model was scaled if it was tied.
+            # Transformers 5 has a field for scaling; earlier, a model was scaled if it was tied.
             scaled=flag(config, "scale_decoder_outputs", not untied),
         ),
     }
 
 
 def config(shape: "ModelShape") -> dict[str, Any]:
-    """A config.json that transformers reads; the decoder's context is for us alone."""
+    """Return a config.json that transformers reads; only this package reads the decoder's context."""
     encoder = shape.encoder
     assert encoder is not None
     activation = "gelu" if encoder.gated and shape.activation == "gelu_new" else shape.activation
@@ -103,7 +103,7 @@ def config(shape: "ModelShape") -> dict[str, Any]:
 
 
 def layout(shape: "ModelShape") -> Iterator[Named]:
-    """Our parameter name -> the checkpoint's tensors that it is concatenated from."""
+    """Yield our name of each parameter with the checkpoint's tensors that form it."""
     assert shape.encoder is not None
     table = (shape.vocab, shape.d_model)
     yield "embed.weight", (Stored("shared.weight", table),)
@@ -114,6 +114,7 @@ def layout(shape: "ModelShape") -> Iterator[Named]:
 
 
 def _stack(shape: "ModelShape", ours: str, theirs: str, layers: int) -> Iterator[Named]:
+    """Yield the parameters of the encoder or the decoder; `ours` and `theirs` begin our names and the checkpoint's."""
     encoder, d, width = shape.encoder, shape.d_model, shape.heads * shape.head_dim
     assert encoder is not None
     biases = theirs + "block.0.layer.0.SelfAttention.relative_attention_bias.weight"

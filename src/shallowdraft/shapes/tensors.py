@@ -1,10 +1,10 @@
-"""Tensors of a Hugging Face checkpoint, as the layouts of the families name them."""
+"""Tensors of a Hugging Face checkpoint, in the layouts of model families."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 Named = tuple[str, tuple["Stored", ...]]
-"""Our name of a parameter, and the tensors of the checkpoint that it is concatenated from, along dimension 0."""
+"""Our name of a parameter, and the checkpoint's tensors that form it, concatenated along dimension 0."""
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,13 @@ class Stored:
 
 
 def linear(ours: str, parts: tuple[tuple[str, int], ...], columns: int, *, bias: bool) -> Iterator[Named]:
+    """Yield the weight, and the bias if there is one, of a projection; `parts` are its tensors' names and rows."""
     yield ours + ".weight", tuple(Stored(name + ".weight", (rows, columns)) for name, rows in parts)
     if bias:
         yield ours + ".bias", tuple(Stored(name + ".bias", (rows,)) for name, rows in parts)
 
 
 def norm(ours: str, theirs: str, width: int) -> Iterator[Named]:
+    """Yield the weight and the bias of a LayerNorm."""
     yield ours + ".weight", (Stored(theirs + ".weight", (width,)),)
     yield ours + ".bias", (Stored(theirs + ".bias", (width,)),)

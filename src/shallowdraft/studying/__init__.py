@@ -1,1 +1,1 @@
-"""From checkpoints to a defensible answer: record, replay, profile, predict, then verify live."""
+"""Studies, from checkpoints to an answer: record, replay, profile, predict, then verify live."""

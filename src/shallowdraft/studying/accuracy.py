@@ -1,7 +1,7 @@
-"""Task accuracy by the likelihood of choices, as lm-evaluation-harness defines it, and what it says about TAR.
+"""Task accuracy by the likelihood of choices, as lm-evaluation-harness defines it, and its correlation with TAR.
 
-MMLU: which of " A" to " D" is likeliest after five solved questions. HellaSwag: which ending is likeliest, as a whole
-(acc) and for each of its characters (acc_norm), of which the space before it is none.
+MMLU asks which of " A" to " D" is likeliest after five solved questions. HellaSwag asks which ending is likeliest, by
+its log-probability (acc), and by its log-probability per character without the space before it (acc_norm).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ LETTERS = "ABCDEFGHIJ"
 
 @dataclass(frozen=True)
 class Question:
-    """A context, what may follow it, and which of these is right."""
+    """A context, its possible continuations, and the number of the right one."""
 
     context: str
     choices: tuple[str, ...]
@@ -36,15 +36,18 @@ class Question:
 
 
 def load_questions(name: str, limit: int | None = None) -> list[Question]:
-    """A set that ships with the package, or a file of lines with prompt, choices and answer (a letter or a number)."""
+    """Load a set that ships with the package, or a file of lines with prompt, choices and answer.
+
+    An answer is a number, or a letter under which the prompt lists the choices.
+    """
     file = FOLDER / f"{name}.jsonl" if name in SETS else Path(name)
     if not file.exists():
         raise PromptError(f"{name}: no such file, and no set of questions of that name; there are {', '.join(SETS)}")
     lines = ((number, line) for number, line in read_lines(file, PromptError) if line.strip())
-    found = [_question(file, number, line) for number, line in islice(lines, limit)]
-    if not found:
+    questions = [_question(file, number, line) for number, line in islice(lines, limit)]
+    if not questions:
         raise PromptError(f"{file}: holds no question")
-    return found
+    return questions
 
 
 def _question(file: Path, number: int, line: str) -> Question:
@@ -56,9 +59,10 @@ def _question(file: Path, number: int, line: str) -> Question:
         prompt, choices, answer = row["prompt"], row["choices"], row["answer"]
         if not prompt or not isinstance(prompt, str) or not isinstance(choices, list):
             raise TypeError
-        if isinstance(answer, str):  # the choices stand in the prompt, under letters
-            options = tuple(f" {letter}" for letter in LETTERS[: len(choices)])
-            return Question(prompt, options, range(len(options))[LETTERS.index(answer)])
+        # Indexing a range refuses an answer beyond the choices.
+        if isinstance(answer, str):
+            letters = tuple(f" {letter}" for letter in LETTERS[: len(choices)])
+            return Question(prompt, letters, range(len(letters))[LETTERS.index(answer)])
         if type(answer) is not int or answer < 0:
             raise TypeError
         return Question(prompt, tuple(f" {choice}" for choice in choices), range(len(choices))[answer])
@@ -67,20 +71,21 @@ def _question(file: Path, number: int, line: str) -> Question:
 
 
 def score(model: Model, questions: Sequence[Question]) -> Iterator[int | TaskScore]:
-    """Yields how many questions are answered, then the score."""
-    likelihoods, losses = [], []
+    """Yield the number of questions answered so far, and at last the score."""
+    sums, sums_by_character, answer_tokens = [], [], []
     for count, question in enumerate(questions, 1):
-        found = [token.tolist() for token in _likelihoods(model, question)]
-        likelihoods.append([sum(tokens) for tokens in found])
-        losses.extend(found[question.answer])
+        by_choice = [tokens.tolist() for tokens in _log_probabilities(model, question)]
+        sizes = [max(1, len(choice.removeprefix(" "))) for choice in question.choices]
+        sums.append([sum(tokens) for tokens in by_choice])
+        sums_by_character.append([total / size for total, size in zip(sums[-1], sizes, strict=True)])
+        answer_tokens.extend(by_choice[question.answer])
         yield count
-    sizes = [[max(1, len(choice.removeprefix(" "))) for choice in question.choices] for question in questions]
-    by_size = [[x / size for x, size in zip(*row, strict=True)] for row in zip(likelihoods, sizes, strict=True)]
-    yield TaskScore(_share_correct(likelihoods, questions), -fmean(losses), _share_correct(by_size, questions))
+    accuracy, normalised = (_share_correct(scores, questions) for scores in (sums, sums_by_character))
+    yield TaskScore(accuracy, -fmean(answer_tokens), normalised)
 
 
-def _likelihoods(model: Model, question: Question) -> "list[np.ndarray[Any, Any]]":
-    """Log-probabilities of every choice's tokens; a context that is too long loses its beginning."""
+def _log_probabilities(model: Model, question: Question) -> "list[np.ndarray[Any, Any]]":
+    """Return the log-probabilities of every choice's tokens; a context that is too long loses its beginning."""
     import torch
 
     context = model.encode(question.context)
@@ -91,28 +96,30 @@ def _likelihoods(model: Model, question: Question) -> "list[np.ndarray[Any, Any]
         raise PromptError(f"a choice has {longest:,} tokens; {model.name} takes {model.shape.context:,}, shorten it")
     context = context[-room:]
 
-    def after(choice: list[int]) -> torch.Tensor:
+    def distributions(choice: list[int]) -> torch.Tensor:
+        """Return the log-probabilities [T, V] in place of each of the choice's tokens."""
         passes = predictions(model, Output("", "", 0, context, choice), first=0)
         return torch.cat([logits.float().log_softmax(-1) for logits, _ in passes])
 
-    if all(len(choice) == 1 for choice in choices):  # one pass tells them all
-        return list(after(choices[0])[0, [choice[0] for choice in choices]].cpu().numpy()[:, None])
+    if all(len(choice) == 1 for choice in choices):  # all share the context, so one pass is enough
+        return list(distributions(choices[0])[0, [choice[0] for choice in choices]].cpu().numpy()[:, None])
     return [
-        after(choice).gather(1, torch.tensor(choice, device=model.device)[:, None])[:, 0].cpu().numpy()
+        distributions(choice).gather(1, torch.tensor(choice, device=model.device)[:, None])[:, 0].cpu().numpy()
         for choice in choices
     ]
 
 
 def _share_correct(scores: Sequence[Sequence[float]], questions: Sequence[Question]) -> ShareCorrect:
+    """Return the share of questions whose likeliest choice is right, with a bootstrap over questions."""
     pairs = zip(scores, questions, strict=True)
-    right = np.array([float(np.argmax(row) == question.answer) for row, question in pairs])
-    low, high = bootstrap(lambda draws: right[draws].mean(1), len(right))
+    correct = np.array([float(np.argmax(of_choices) == question.answer) for of_choices, question in pairs])
+    low, high = bootstrap(lambda draws: correct[draws].mean(1), len(correct))
     chance = fmean(1 / len(question.choices) for question in questions)
-    return ShareCorrect(float(right.mean()), (float(low), float(high)), chance)
+    return ShareCorrect(float(correct.mean()), (float(low), float(high)), chance)
 
 
 def claim(task: str, drafts: Sequence[DraftScores]) -> AccuracyClaim:
-    """Rank the drafts of a task by ability and by TAR, as far as they have both."""
+    """Correlate the ranks of drafts by their ability on a task with those by TAR, over drafts that were replayed."""
     replayed = [draft for draft in drafts if draft.tar is not None]
     scores = [draft.sets[task] for draft in replayed]
     tars = [draft.tar for draft in replayed]

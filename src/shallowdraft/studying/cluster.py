@@ -1,6 +1,6 @@
-"""Where the cells of a study are computed: here, one after the other, or as tasks of a Ray cluster.
+"""Executors of a study's cells: this process, one cell after the other, or a Ray cluster, one task per cell.
 
-Only what gives the same result on any machine goes to a cluster. Times are always taken here.
+Only work whose result is the same on any machine goes to a cluster. Times are always measured in this process.
 """
 
 import logging
@@ -14,31 +14,31 @@ from typing import Any, Protocol, TypeVar
 from shallowdraft.errors import ClusterError
 
 Cell = TypeVar("Cell")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
-ANSWER_S = 10
-RETRIES = 5  # of a cell whose worker was lost
+CONNECT_TIMEOUT_S = 10
+RETRIES = 5  # of a cell after its worker was lost
 
 
 class Executor(Protocol):
     """Maps a function over cells."""
 
-    def map(self, function: Callable[[Cell], Found], cells: Sequence[Cell]) -> Iterator[tuple[int, Found]]:
-        """The number of each cell and what was found, as they come."""
+    def map(self, function: Callable[[Cell], Result], cells: Sequence[Cell]) -> Iterator[tuple[int, Result]]:
+        """Yield the number of each cell and its result, in the order in which they finish."""
 
 
 class Here:
-    """In this process, in order."""
+    """An executor that computes every cell in this process, in order."""
 
-    def map(self, function: Callable[[Cell], Found], cells: Sequence[Cell]) -> Iterator[tuple[int, Found]]:
+    def map(self, function: Callable[[Cell], Result], cells: Sequence[Cell]) -> Iterator[tuple[int, Result]]:
         return ((number, function(cell)) for number, cell in enumerate(cells))
 
 
 class Cluster:
-    """As tasks of a Ray cluster, one a cell; a lost worker's is done again by another.
+    """An executor that computes every cell as a task of a Ray cluster; another worker repeats the task of a lost one.
 
-    Models travel as the names of their checkpoints, relative paths are those of this process's folder: what is not in
-    the zoo or on the hub lies on a disk that all machines have.
+    Models travel as the names of their checkpoints, and relative paths start at this process's folder. So checkpoints
+    that are neither in the zoo nor on the hub must lie on a disk that all machines share.
     """
 
     def __init__(self, address: str, *, gpus: int = 0) -> None:
@@ -48,8 +48,8 @@ class Cluster:
             raise ClusterError("--cluster needs Ray; install it: pip install 'shallowdraft[cluster]'") from None
         host, _, port = address.rpartition(":")
         try:
-            if port.isdecimal():  # where nobody answers, Ray itself would wait for many minutes
-                socket.create_connection((host.removeprefix("ray://"), int(port)), ANSWER_S).close()
+            if port.isdecimal():  # without an answer, Ray itself would wait for many minutes
+                socket.create_connection((host.removeprefix("ray://"), int(port)), CONNECT_TIMEOUT_S).close()
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
             reason = str(error).strip().partition("\n")[0]
@@ -59,7 +59,7 @@ class Cluster:
         self._ray: Any = ray
         self._call: Any = ray.remote(num_gpus=gpus, max_retries=RETRIES)(_call)
 
-    def map(self, function: Callable[[Cell], Found], cells: Sequence[Cell]) -> Iterator[tuple[int, Found]]:
+    def map(self, function: Callable[[Cell], Result], cells: Sequence[Cell]) -> Iterator[tuple[int, Result]]:
         packed, shared = self._ray.cloudpickle.dumps, self._ray.put(self._ray.cloudpickle.dumps(function))
         tasks = (self._call.remote(str(Path.cwd()), shared, packed(cell)) for cell in cells)
         running = {task: number for number, task in enumerate(tasks)}
@@ -81,7 +81,7 @@ class Cluster:
 
 
 def _call(folder: str, function: bytes, cell: bytes) -> Any:
-    """In a worker; what unpacking loads may lie at a relative path."""
+    """Call the function in a worker, in the caller's folder: unpacking may load a model from a relative path."""
     if Path(folder).is_dir():
         os.chdir(folder)
     return pickle.loads(function)(pickle.loads(cell))

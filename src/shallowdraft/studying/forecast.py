@@ -19,7 +19,7 @@ def forecast(replay: Replay, profile: Profile, sizes: Iterable[int] | None = Non
     tars = replay.tar()
     return {
         size: _at_mean_contexts(replay, profile, size, tars[size])
-        for size in (replay.walk.sizes if sizes is None else sizes)
+        for size in (replay.counts.sizes if sizes is None else sizes)
         if profile.covers(replay.candidate(size))
     }
 
@@ -33,24 +33,25 @@ def interval(replay: Replay, prediction: Prediction) -> tuple[float, float]:
 def forecast_in_states(
     replay: Replay, profile: Profile, size: int, states: Mapping[PromptKey, Sequence[MachineState]]
 ) -> Prediction:
-    """Predict a size on some prompts, each on the machine as it was there: the mean over the states that were met."""
+    """Predict a size on some prompts, each on the machine as it was then: the mean over its states there."""
     rows = [row for row, output in enumerate(replay.trace.outputs) if output.prompt_key in states]
     iterations, weights, plain_times = [], [], []
+    # Every output is predicted at its own contexts and states; outputs weigh by their iterations.
     stretches = replay.stretches(size)
     for row in rows:
         output = replay.trace.outputs[row]
-        states_met = states[output.prompt_key]
+        own_states = states[output.prompt_key]
         for stretch in stretches:
             context = float(stretch.context[row])
             # A state's plain_s is the mean over the whole text; the stretch lies at another context.
             scale = profile.plain_s(context) / profile.plain_s(output.mean_context)
-            scaled = [replace(state, plain_s=scale * state.plain_s) for state in states_met]
+            scaled = [replace(state, plain_s=scale * state.plain_s) for state in own_states]
             candidate = _candidate(replay, size, stretch)
             times = [_iteration(profile, candidate, context, state) for state in scaled]
             iterations.append(mean_iteration(times, [1.0] * len(times)))
             weights.append(float(stretch.iterations[row]))
-        plain_times.append(fmean(state.plain_s for state in states_met))
-    count, emitted = replay.walk.at(size)[rows], replay.walk.emitted[rows]
+        plain_times.append(fmean(state.plain_s for state in own_states))
+    count, emitted = replay.counts.at(size)[rows], replay.counts.emitted[rows]
     tar = float(emitted.sum() / count.sum())
     plain_s = float(np.average(plain_times, weights=emitted))
     return _prediction(replay, size, tar, mean_iteration(iterations, weights), plain_s, rows)

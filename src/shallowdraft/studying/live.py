@@ -1,6 +1,6 @@
 """Live runs: every candidate decodes every prompt between two plain runs, so that both meet the same machine.
 
-All candidates take a turn on a prompt, in an order that is drawn anew each time. Nothing is written before a turn is
+All candidates take a turn on a prompt, in an order that is drawn for each turn. Nothing is written before a turn is
 over, and a turn begins with a plain run that does not count, so that no run that counts follows a write.
 
 A run that stalled is taken again, and the first that did not stall counts. A prompt on which some candidate always
@@ -13,7 +13,7 @@ has no result, however wide its interval is: every figure that is shown can be t
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -63,6 +63,7 @@ def run_live(
 
     def take(chosen: Sequence[Candidate], numbers: Sequence[int]) -> Iterator[int]:
         """Take the missing and stalled runs of some rounds, and yield the number of runs of each turn."""
+        # Stalled runs come after all others, as a stall may last.
         for is_due in (_never_run, _to_repeat):
             while turns := _turns(live_runs_of(file), chosen, outputs, numbers, is_due):
                 for output, number, due in turns:
@@ -76,6 +77,7 @@ def run_live(
     for taken in take(candidates, numbers):
         runs_done = min(total, runs_done + taken)
         yield runs_done
+    # Whole further rounds of impossible candidates; between them they may have become possible.
     for number in range(rounds, rounds + REPEATS):
         for _ in take(list(measured(path, outputs, candidates).impossible), [number]):
             yield runs_done
@@ -90,13 +92,15 @@ def _turn(
     max_new_tokens: int,
 ) -> list[LiveRun]:
     """Run candidates on a prompt, a plain run before and after each, and compare their outputs afterwards."""
-    _plain_state(target, output, max_new_tokens)  # does not count: it follows what was written last
+    _plain_state(target, output, max_new_tokens)  # does not count, as it follows a write
+    # states[i] and states[i + 1] are the machine before and after candidate i: neighbours share a plain run.
     states, generations = [_plain_state(target, output, max_new_tokens)], []
     for candidate in candidates:
         options = options_of(candidate, proposers)
         options["max_new_tokens"] = max_new_tokens
         generations.append(_decode(target, output, options))
         states.append(_plain_state(target, output, max_new_tokens))
+    # Comparing takes passes of the target, so it waits until all candidates have run.
     return [
         _live_run(target, output, number, candidate, generation, state_pair)
         for candidate, generation, state_pair in zip(candidates, generations, pairwise(states), strict=True)
@@ -144,6 +148,7 @@ def _attempts(runs: Sequence[LiveRun], outputs: Sequence[Output]) -> dict[RunKey
         for run in runs
         if run.prompt_key in digests and run.output_digest in ("", digests[run.prompt_key])  # early runs have none
     ]
+    # Whether a run stalled shows beside all other runs, so stalls are found before runs are grouped.
     attempts: dict[RunKey, Attempts] = {}
     for run, stall in zip(of_outputs, find_stalls(of_outputs, contexts), strict=True):
         attempts.setdefault((run.prompt_key, run.round, run.candidate), []).append((run, stall))
@@ -192,7 +197,7 @@ def _live_run(
 
 @dataclass(frozen=True)
 class LiveResult:
-    """A candidate against plain decoding, and the machine that it met."""
+    """The speed of a candidate against plain decoding, and the states of the machine during its runs."""
 
     speed: LiveSpeed
     states: dict[PromptKey, list[MachineState]] = field(repr=False)
@@ -201,20 +206,21 @@ class LiveResult:
 
 @dataclass(frozen=True)
 class LiveResults:
-    """What the live runs of all candidates show."""
+    """The results of all candidates' live runs."""
 
     by_candidate: dict[Candidate, LiveResult] = field(default_factory=dict)
     """Candidates that ran on every prompt."""
     impossible: dict[Candidate, LiveResult] = field(default_factory=dict)
-    """Candidates that did too, but with a speed-up above their TAR: the machine was disturbed."""
+    """Candidates that ran on every prompt with a speed-up above their TAR: the machine was disturbed."""
     stalled: list[PromptKey] = field(default_factory=list)
-    """Prompts that count for no candidate: one stalled there however often it was taken again."""
+    """Prompts that count for no candidate, as every attempt of some candidate stalled there."""
     lossless: bool | None = None
     """Whether every output is the trace's, but for ties of rounding; None if nothing ran."""
 
 
 def measured(path: Path, outputs: Sequence[Output], candidates: Sequence[Candidate]) -> LiveResults:
-    """Read what candidates showed on these outputs, by the rounds that ran on all of them."""
+    """Read the results of candidates on these outputs, from the rounds that ran on all of them."""
+    # A round of a candidate counts if it was run on all prompts, so that all prompts weigh the same.
     by_round: dict[Candidate, dict[int, dict[PromptKey, Attempts]]] = {}
     for (key, number, candidate), attempts in _attempts(read_live_runs(path), outputs).items():
         by_round.setdefault(candidate, {}).setdefault(number, {})[key] = attempts
@@ -227,14 +233,11 @@ def measured(path: Path, outputs: Sequence[Output], candidates: Sequence[Candida
     stalled = [key for key in keys if _always_stalled(key, by_prompt.values())]
     lossless = {candidate: _lossless(by_round[candidate].values()) for candidate in by_prompt}
     results = {}
-    if not stalled or len(keys) - len(stalled) > 1:  # a single prompt that is left would have no interval
+    if not stalled or len(keys) - len(stalled) > 1:  # one remaining prompt would have no interval
         for candidate, attempts_of in by_prompt.items():
-            counting = {
-                key: [run for attempts in rounds if (run := _counting_run(attempts))]
-                for key, rounds in attempts_of.items()
-                if key not in stalled
-            }
+            counting = {key: _counting_runs(rounds) for key, rounds in attempts_of.items() if key not in stalled}
             results[candidate] = _result(counting, lossless=lossless[candidate])
+    # No engine can be faster than its TAR (see above): a result above it shows a disturbed machine.
     return LiveResults(
         {candidate: result for candidate, result in results.items() if result.speed.speed_up <= result.speed.tar},
         {candidate: result for candidate, result in results.items() if result.speed.speed_up > result.speed.tar},
@@ -246,6 +249,10 @@ def measured(path: Path, outputs: Sequence[Output], candidates: Sequence[Candida
 def _always_stalled(key: PromptKey, by_prompt: Iterable[Mapping[PromptKey, list[Attempts]]]) -> bool:
     """Return whether some round of some candidate has no run of this prompt that counts."""
     return any(_counting_run(attempts) is None for prompts in by_prompt for attempts in prompts[key])
+
+
+def _counting_runs(rounds: Sequence[Attempts]) -> list[LiveRun]:
+    return [run for attempts in rounds if (run := _counting_run(attempts))]
 
 
 def _counting_run(attempts: Attempts) -> LiveRun | None:
@@ -274,6 +281,7 @@ def _result(by_prompt: Mapping[PromptKey, list[LiveRun]], *, lossless: bool) -> 
         """Return the seconds of plain decoding for as many tokens, on the machine around this run."""
         return run.emitted * fmean(state.plain_s for state in run.states)
 
+    # [prompts] each: ratios of their sums weigh long outputs more, as a user's total time does.
     emitted, seconds, plain = sums(lambda run: run.emitted), sums(lambda run: run.seconds), sums(plain_s)
     low, high = bootstrap(lambda draws: plain[draws].sum(1) / seconds[draws].sum(1), len(by_prompt))
     speed = LiveSpeed(
@@ -284,4 +292,5 @@ def _result(by_prompt: Mapping[PromptKey, list[LiveRun]], *, lossless: bool) -> 
         interval=(float(low), float(high)),
         lossless=lossless,
     )
-    return LiveResult(speed, {key: [state for run in runs for state in run.states] for key, runs in by_prompt.items()})
+    states = {key: list(chain.from_iterable(run.states for run in runs)) for key, runs in by_prompt.items()}
+    return LiveResult(speed, states)

@@ -1,4 +1,4 @@
-"""Proposers of a study: for each kind of drafting what it needs, how it is replayed, and how the engine runs it."""
+"""Proposers of a study: the needs of each kind of drafting, its replay, and its options in the engine."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from shallowdraft.replaying.medusa import replay_medusa
 from shallowdraft.replaying.model import replay_model
 from shallowdraft.replaying.ngram import NAME, replay_ngram
 from shallowdraft.replaying.result import Replay
-from shallowdraft.replaying.skip import name_of, replay_skip
-from shallowdraft.replaying.tree import replay_trees
+from shallowdraft.replaying.skip import replay_skip, skip_name
+from shallowdraft.replaying.tree import replay_tree
 from shallowdraft.runs.candidate import DrafterName, ProposerKey
 from shallowdraft.runs.folder import RunFolder
 from shallowdraft.runs.trace import Trace
@@ -22,13 +22,13 @@ from shallowdraft.runs.trace import Trace
 
 @dataclass(frozen=True)
 class Proposer:
-    """A drafter with what it needs."""
+    """A kind of drafting with its draft model or heads, ready to be replayed and to run."""
 
     name: str
-    """In tables."""
+    """The name in tables."""
     drafter: DrafterName
     draft: str
-    """In records: tells proposers of one drafter apart."""
+    """The name in records, which tells proposers of one drafter apart."""
     shape: str
     context: int
     """The longest text that it reads."""
@@ -37,9 +37,9 @@ class Proposer:
     replay: Callable[[Trace, Sequence[int], Path], Replay] = field(repr=False)
     """Replays a trace at some sizes; the folder keeps results that take long."""
     layers: int = 0
-    """Of a draft model; other proposers have no model of their own."""
+    """Layers of a draft model; other proposers have no model of their own."""
     parameters: int = 0
-    """Of a draft model."""
+    """Parameters of a draft model."""
 
     @property
     def key(self) -> ProposerKey:
@@ -75,7 +75,7 @@ def tree_proposer(draft: Model) -> Proposer:
         str(draft.shape),
         draft.shape.context,
         Options(draft=draft, drafter="tree"),
-        lambda trace, sizes, _folder: replay_trees(draft, trace, sizes, fits=True),
+        lambda trace, sizes, _folder: replay_tree(draft, trace, sizes, fits=True),
         draft.shape.layers,
         draft.shape.parameters,
     )
@@ -102,7 +102,7 @@ def skip_proposer(target: Model, skips: Collection[int] | None = None) -> Propos
     return Proposer(
         "skip",
         "skip",
-        name_of(chosen),
+        skip_name(chosen),
         f"{target.shape} without {len(chosen)} of {2 * target.shape.layers} parts",
         target.shape.context,
         Options(drafter="skip", skips=chosen),
@@ -111,7 +111,7 @@ def skip_proposer(target: Model, skips: Collection[int] | None = None) -> Propos
 
 
 def medusa_proposer(target: Model, heads: Heads, name: str) -> Proposer:
-    """Return the proposer of Medusa heads on the target; `name` is what records call them."""
+    """Return the proposer of Medusa heads on the target; `name` is their name in records."""
     return Proposer(
         "medusa",
         "medusa",

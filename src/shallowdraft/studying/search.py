@@ -1,9 +1,9 @@
-"""Search for the fastest draft by building it: successive halving over shapes.
+"""Search for the fastest draft by building candidates: successive halving over shapes.
 
-Every candidate is a shape that some parent can be pruned to. In each rung all that are left are distilled on the
-target, on three times as many tokens as in the rung before, replayed on a trace and ranked by predicted speed; a third
-goes on. One that cannot be built, loaded or replayed is passed over, and the next best takes its place. Text to learn
-from may be a corpus; without one the target writes its own.
+Every candidate is a shape that some parent can be pruned to. In each rung the remaining candidates are distilled on the
+target, replayed on a trace and ranked by predicted speed; a third of them goes on to the next rung, with three times as
+many tokens. One that cannot be built, loaded or replayed is passed over, and the next best takes its place. The text to
+learn from may be a corpus; without one the target writes its own.
 """
 
 import copy
@@ -27,7 +27,7 @@ from shallowdraft.decoding.candidate import draft_options
 from shallowdraft.errors import ClusterError, CorpusError, OptionError, RecordError, ShallowdraftError, TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import Model, load
-from shallowdraft.profiling.latency_model import LatencyLaw, layer_weights
+from shallowdraft.profiling.latency_model import LatencyModel, layer_weights
 from shallowdraft.profiling.measure import all_points, fitting, longest_context, measure
 from shallowdraft.progress import Follow
 from shallowdraft.records import Record, Records
@@ -43,21 +43,21 @@ from shallowdraft.studying.design import design, enumerate_shapes
 from shallowdraft.studying.forecast import forecast
 from shallowdraft.studying.study import timed_lookaheads
 
-REDUCTION = 3
-HOPELESS = 0.9  # a shape that would have to be accepted more often than that is not built
-SEQUENCE, BATCH = 128, 1024
-OPENING = 16  # tokens that the target draws before it goes on, drawing or greedily
-ABOUT = 1.3  # so many times more or fewer weights are about as many
-SMALLEST = 8  # times fewer weights in its layers than the largest from the same parent
-PROBE, LAYER_SETS = 0.2, 3  # of the first rung's tokens, for each of so many sets of layers
-TRAINED = 0.25  # learning rate for what has been trained before, over the one for what was just cut
+REDUCTION = 3  # times fewer candidates from rung to rung, and times more tokens for each
+MOST_ACCEPTANCE = 0.9  # a shape that would need a higher acceptance rate to win is not built
+SEQUENCE, BATCH = 128, 1024  # tokens of a training sequence and of a training step
+OPENING = 16  # tokens that the target samples as a prompt, before it writes on from there
+SIMILAR = 1.3  # shapes whose weights differ by less than this factor are about as large
+SMALLEST = 8  # times fewer weights in its layers than the largest candidate of the same parent
+PROBE, LAYER_SETS = 0.2, 3  # share of the first rung's tokens for each of some sets of layers that are tried out
+TRAINED_RATE = 0.25  # learning rate of a model that was trained before, relative to that of one just pruned
 
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class ShapeCandidate:
-    """A shape to prune a parent to; its own shape means that it is only distilled."""
+    """A shape to prune a parent to; with the parent's own shape it is only distilled."""
 
     parent: str
     shape: ModelShape
@@ -73,15 +73,15 @@ class ShapeCandidate:
 
 @dataclass(frozen=True)
 class Rung:
-    """How many candidates are distilled on how many tokens each."""
+    """A number of candidates, each distilled on a number of tokens."""
 
     candidates: int
     tokens: int
 
 
 @dataclass(frozen=True)
-class Found:
-    """The fastest."""
+class SearchResult:
+    """The fastest candidate, where it was built, and its record in the last rung."""
 
     candidate: ShapeCandidate
     folder: Path
@@ -89,24 +89,24 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a candidate is passed over."""
+class PassedOver:
+    """The reason for which a candidate cannot go on."""
 
     reason: str
 
 
-def attempted(step: Callable[[], Done]) -> Done | Failure:
-    """The result of a step of one candidate, or its failure; what would fail for all of them is raised."""
+def attempted(step: Callable[[], Result]) -> Result | PassedOver:
+    """Return the result of a step of one candidate, or its failure; raise errors that every candidate would have."""
     try:
         return step()
     except (ClusterError, CorpusError, RecordError):
         raise
     except (ShallowdraftError, RuntimeError, ValueError) as error:  # torch and transformers raise the latter two
-        return Failure(" ".join(str(error).split()) or type(error).__name__)
+        return PassedOver(" ".join(str(error).split()) or type(error).__name__)
 
 
 def plan_rungs(candidates: int, tokens: int) -> list[Rung]:
-    """All rungs take about as long: a third of the candidates, three times the tokens, until one is left."""
+    """Divide the tokens among rungs of about the same length, each with a third of the last one's candidates."""
     sizes = [candidates]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // REDUCTION))
@@ -116,7 +116,7 @@ def plan_rungs(candidates: int, tokens: int) -> list[Rung]:
 
 def choose_candidates(
     parents: Mapping[str, ModelShape],
-    law: LatencyLaw,
+    latency: LatencyModel,
     profile: Profile,
     context: float,
     lookaheads: Sequence[int],
@@ -124,42 +124,45 @@ def choose_candidates(
     count: int,
     max_parameters: int | None = None,
 ) -> list[ShapeCandidate]:
-    """From every parent shapes of several sizes, none that cannot win.
+    """Choose shapes of several sizes from every parent, among those that could win.
 
-    The parent's own is among them where it could: on a CPU a draft's weights have 8 bits, so that even the target may
-    draft for itself.
+    A parent's own shape is among them if it could win: on a CPU a draft's weights have 8 bits, so that even the target
+    may draft for itself.
     """
-    found = []
+    by_parent = []
     for name, parent in parents.items():
-        designs = design(enumerate_shapes(parent, max_parameters), law, profile, context, lookaheads, best_tokens_per_s)
-        able = [one.shape for one in designs if one.to_win.acceptance_rate < HOPELESS]
-        found.append([ShapeCandidate(name, shape) for shape in _spread(able, -(-count // len(parents)))])
-    mixed = [of_parent[rank] for rank in range(count) for of_parent in found if rank < len(of_parent)]
+        shapes = enumerate_shapes(parent, max_parameters)
+        designs = design(shapes, latency, profile, context, lookaheads, best_tokens_per_s)
+        able = [entry.shape for entry in designs if entry.to_win.acceptance_rate < MOST_ACCEPTANCE]
+        by_parent.append([ShapeCandidate(name, shape) for shape in _spread(able, -(-count // len(parents)))])
+    # The parents take turns, so that none is cut off.
+    mixed = [of_parent[rank] for rank in range(count) for of_parent in by_parent if rank < len(of_parent)]
     if not mixed:
-        raise OptionError("no shape that these parents can be pruned to could be faster than what there is")
+        raise OptionError("no shape that these parents can be pruned to could be faster than the best there is")
     return mixed[:count]
 
 
 def _spread(shapes: Sequence[ModelShape], count: int) -> list[ModelShape]:
-    """From the most weights in layers down to an eighth of them, evenly by ratio; of about equal ones the widest.
+    """Choose shapes from the most weights in layers down to an eighth of them, at even ratios.
 
-    Cutting whole layers out of a model harms it less than making all of them narrower.
+    Of shapes of about the same size the widest is chosen: pruning whole layers harms a model less than making all of
+    them narrower.
     """
     if not shapes:
         return []
-    most = max(map(layer_weights, shapes))
-    wanted = (most / SMALLEST ** (rank / max(1, count - 1)) for rank in range(count))
+    largest = max(map(layer_weights, shapes))
+    sizes = (largest / SMALLEST ** (rank / max(1, count - 1)) for rank in range(count))
 
     def fit(shape: ModelShape, size: float) -> tuple[float, float]:
         distance = abs(log(layer_weights(shape) / size))
-        return -shape.d_model * shape.ffn if distance < log(ABOUT) else 0.0, distance
+        return -shape.d_model * shape.ffn if distance < log(SIMILAR) else 0.0, distance
 
-    return list(dict.fromkeys(min(shapes, key=lambda one: fit(one, size)) for size in wanted))
+    return list(dict.fromkeys(min(shapes, key=lambda shape: fit(shape, size)) for size in sizes))
 
 
 @dataclass(frozen=True)
 class Search:
-    """What it takes to judge what was built; all of it happens on one machine, after all builds of a rung."""
+    """A search on one machine: builds may be elsewhere, but all replays and timings of a rung are done here."""
 
     builder: "Builder"
     engine: Model
@@ -170,13 +173,14 @@ class Search:
     lookaheads: Sequence[int]
     follow: Follow
     executor: Executor
-    """Where to build."""
+    """Computes the builds."""
     say: Callable[[str], None]
-    """Tell the user about a candidate that is passed over."""
+    """Tells the user about a candidate that is passed over."""
     rounds: int = 3
+    """Rounds of timing."""
 
-    def run(self, candidates: Sequence[ShapeCandidate], rungs: Sequence[Rung]) -> Found:
-        """Build, or what is left of it."""
+    def run(self, candidates: Sequence[ShapeCandidate], rungs: Sequence[Rung]) -> SearchResult:
+        """Search through all rungs; candidates that an interrupted search has judged are not judged again."""
         about = {
             "target": self.builder.target.name,
             "target_digest": self.builder.target.digest,
@@ -186,12 +190,12 @@ class Search:
             "rungs": [vars(rung) for rung in rungs],
         }
         file = open_search(RunFolder(self.builder.folder).search, about)
-        done = {(row["candidate"], row["rung"]): row for row in file}
-        left = list(candidates)
+        judged = {(row["candidate"], row["rung"]): row for row in file}
+        remaining = list(candidates)
         for number, rung in enumerate(rungs):
-            left = self._ranked(left, number, rung, file, done)
-        winner = left[0]
-        return Found(winner, self.builder.saved(winner, len(rungs) - 1), done[winner.name, len(rungs) - 1])
+            remaining = self._ranked(remaining, number, rung, file, judged)
+        winner = remaining[0]
+        return SearchResult(winner, self.builder.saved(winner, len(rungs) - 1), judged[winner.name, len(rungs) - 1])
 
     def _ranked(
         self,
@@ -199,47 +203,51 @@ class Search:
         number: int,
         rung: Rung,
         file: Records,
-        done: dict[tuple[str, int], Record],
+        judged: dict[tuple[str, int], Record],
     ) -> list[ShapeCandidate]:
-        """As many as the rung has room for, fastest first; whoever fails makes room for the next."""
+        """Return the candidates that fill a rung, the fastest first; the next best replaces each that fails.
+
+        `candidates` come in the order of the rung before; rows that are not `judged` yet are added to it and the file.
+        """
         waiting, able = list(candidates), list[ShapeCandidate]()
         while waiting and len(able) < rung.candidates:
             room = rung.candidates - len(able)
             batch, waiting = waiting[:room], waiting[room:]
-            unknown = [candidate for candidate in batch if (candidate.name, number) not in done]
-            built = dict(self.executor.map(partial(self.builder.attempt, number, rung), unknown))
-            for place, candidate in enumerate(unknown):
-                row = done[candidate.name, number] = self._row(candidate, number, rung, built[place])
+            unjudged = [candidate for candidate in batch if (candidate.name, number) not in judged]
+            built = dict(self.executor.map(partial(self.builder.attempt, number, rung), unjudged))
+            for cell, candidate in enumerate(unjudged):
+                row = judged[candidate.name, number] = self._row(candidate, number, rung, built[cell])
                 file.append(row)
             for candidate in batch:
-                row = done[candidate.name, number]
+                row = judged[candidate.name, number]
                 if "failed" in row:
                     self.say(f"passed over: {candidate.name}: {row['failed']}")
                 else:
                     able.append(candidate)
         if not able:
-            first = done[candidates[0].name, number]["failed"]
+            first = judged[candidates[0].name, number]["failed"]
             raise TrainingError(
                 f"none of {len(candidates)} candidates could be built, loaded and replayed; the first: {first}; "
                 f"put that right, and remove {file.path} to try again"
             )
-        return sorted(able, key=lambda candidate: -done[candidate.name, number]["tokens_per_s"])
+        return sorted(able, key=lambda candidate: -judged[candidate.name, number]["tokens_per_s"])
 
-    def _row(self, candidate: ShapeCandidate, number: int, rung: Rung, built: "Path | Failure") -> Record:
-        """The record of a candidate, or of why there is none."""
-        judged = built if isinstance(built, Failure) else attempted(lambda: self._judge(candidate, built))
+    def _row(self, candidate: ShapeCandidate, number: int, rung: Rung, built: "Path | PassedOver") -> Record:
+        """Return the record of a candidate: its speed, or the reason for which it is passed over."""
+        figures = built if isinstance(built, PassedOver) else attempted(lambda: self._judge(candidate, built))
         about = {"candidate": candidate.name, "rung": number, "tokens": rung.tokens}
-        return about | ({"failed": judged.reason} if isinstance(judged, Failure) else judged)
+        return about | ({"failed": figures.reason} if isinstance(figures, PassedOver) else figures)
 
     def _judge(self, candidate: ShapeCandidate, folder: Path) -> Record:
+        """Time and replay a built draft, and return its predicted speed at its best lookahead."""
         draft = replace(self.load_draft(str(folder)), name=candidate.name)
-        candidates = [Candidate.with_draft(draft, lookahead) for lookahead in timed_lookaheads(self.lookaheads)]
-        most = longest_context(self.engine.shape.context, draft.shape.context, candidates[-1].lookahead)
-        wanted = all_points(candidates, fitting([round(self.trace.mean_context)], most), [1])
-        steps = measure(self.engine, draft_options({candidate.name: draft}), wanted, self.profile, self.rounds)
-        self.follow(f"timing {candidate.name}", steps, self.rounds * len(wanted))
-        found = replay_model(draft, self.trace)
-        best = cost.best(forecast(found, read_profile(self.profile), self.lookaheads))
+        timed = [Candidate.with_draft(draft, lookahead) for lookahead in timed_lookaheads(self.lookaheads)]
+        longest = longest_context(self.engine.shape.context, draft.shape.context, timed[-1].lookahead)
+        points = all_points(timed, fitting([round(self.trace.mean_context)], longest), [1])
+        steps = measure(self.engine, draft_options({candidate.name: draft}), points, self.profile, self.rounds)
+        self.follow(f"timing {candidate.name}", steps, self.rounds * len(points))
+        replay = replay_model(draft, self.trace)
+        best = cost.best(forecast(replay, read_profile(self.profile), self.lookaheads))
         return {
             "lookahead": best.lookahead,
             "tar": best.tar,
@@ -250,25 +258,25 @@ class Search:
 
 @dataclass(frozen=True)
 class Builder:
-    """What every build needs, wherever it is done."""
+    """Everything that a build needs, on any machine."""
 
     target: Model
-    """With weights that can be read, for distillation."""
+    """The target with weights in float32, for distillation."""
     parents: Mapping[str, Model]
     store: TokenStore
     folder: Path
     follow: Follow
 
     def saved(self, candidate: ShapeCandidate, number: int) -> Path:
-        """Where a candidate lies after a rung."""
+        """Return the folder of a candidate after a rung."""
         return self.folder / candidate.folder / f"rung-{number}"
 
-    def attempt(self, number: int, rung: Rung, candidate: ShapeCandidate) -> "Path | Failure":
-        """The folder of a candidate, or why it could not be built."""
+    def attempt(self, number: int, rung: Rung, candidate: ShapeCandidate) -> "Path | PassedOver":
+        """Build a candidate for a rung; return its folder, or the reason for which it could not be built."""
         return attempted(lambda: self.build(number, rung, candidate))
 
     def build(self, number: int, rung: Rung, candidate: ShapeCandidate) -> Path:
-        """Train a candidate for a rung, unless it has been; its folder."""
+        """Train a candidate for a rung, unless it was trained already; return its folder."""
         out = self.saved(candidate, number)
         if not out.exists():
             unfinished = out.with_suffix(".partial")
@@ -279,16 +287,16 @@ class Builder:
         return out
 
     def _trained(self, candidate: ShapeCandidate, number: int, rung: Rung) -> Decoder:
-        """Distilled on from the rung before; what training made worse is left as it was."""
+        """Prune the parent, or take the last rung's draft, and distil it; keep the better of before and after."""
         work = self.folder / candidate.folder / f"training-{number}"
         trainer = Trainer(self.store, work, follow=self.follow, validation_tokens=8192, importance_tokens=32768)
         rate = usual_rate(candidate.shape)
         recipe = Recipe(rung.tokens, BATCH, SEQUENCE, rows_at_once(candidate.shape, SEQUENCE), rate, seed=number)
         parent = self.parents[candidate.parent].decoder
-        cut = candidate.shape != parent.shape and number == 0
+        pruned = candidate.shape != parent.shape and number == 0
         if number:
             decoder = load(self.saved(candidate, number - 1), "float32", self.target.device, trainable=True).decoder
-        elif cut:
+        elif pruned:
             decoder = prune_by_importance(
                 trainer,
                 parent,
@@ -302,21 +310,24 @@ class Builder:
         else:
             decoder = load(candidate.parent, "float32", self.target.device, trainable=True).decoder
         if candidate.shape == self.target.shape and candidate.parent == self.target.name:
-            return decoder  # agrees already
+            return decoder  # the target itself: it agrees already
         before = copy.deepcopy(decoder)
-        recipe = replace(recipe, learning_rate=rate if cut else TRAINED * rate)
+        recipe = replace(recipe, learning_rate=rate if pruned else TRAINED_RATE * rate)
         trainer.train("distil", decoder, Distillation(self.target.decoder), recipe)
 
         def acceptance(draft: Decoder) -> float:
             return trainer.validate(draft, self.target.decoder, SEQUENCE)["acceptance"]
 
-        kept = max((before, decoder), key=acceptance)
+        better = max((before, decoder), key=acceptance)
         shutil.rmtree(work)
-        return kept
+        return better
 
 
 def write_text(target: Model, folder: Path, tokens: int, corpus: Path | None) -> Iterator[int]:
-    """Text to distil on, made once: the target's own, and a corpus if there is one; yields tokens written."""
+    """Write the text to distil on, unless it is there, and yield the number of tokens written.
+
+    It is the target's own writing, and the corpus if there is one.
+    """
     if (folder / "text" / "store.json").exists():
         return
     tokenizer = target.require_tokenizer()

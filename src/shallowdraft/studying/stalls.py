@@ -22,6 +22,7 @@ Stall = Literal["", "seeming", "sure"]
 
 def find_stalls(runs: Sequence[LiveRun], contexts: Mapping[PromptKey, float]) -> list[Stall]:
     """Return for each run whether it stalled; `contexts` are the mean tokens before a new one of each prompt."""
+    # Plain runs are the same work whatever the candidate, so those of all candidates are compared with each other.
     stalls: list[Stall] = ["sure" if far else "" for far in _far(runs, _plain_s, contexts)]
     numbers_by_candidate: dict[Candidate, list[int]] = {}
     for number, run in enumerate(runs):
@@ -43,6 +44,7 @@ def _far(
 
     Usual is the median over prompts of the least figure of each; a longer context may take proportionally longer.
     """
+    # The least of each prompt is undisturbed if any of its runs was; the median over prompts evens out the prompts.
     least: dict[PromptKey, float] = {}
     for run in runs:
         least[run.prompt_key] = min(figure(run), least.get(run.prompt_key, inf))

@@ -32,14 +32,14 @@ from shallowdraft.studying.live import LiveResults, measured, run_live
 from shallowdraft.studying.proposers import Proposer
 from shallowdraft.studying.tokens import keep_tokens
 
-SHOWN_TEXTS = 3  # candidates whose texts the report shows token by token
+SHOWN_TEXTS = 3  # candidates that the report shows token by token
 NODES = (4, 8, 16)  # of trees, unless others are named
 TIMED_LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # times of the others lie between
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to study."""
+    """The settings of a study."""
 
     prompts: Sequence[tuple[str, Prompt]]
     """Prompts with the names of their sets."""
@@ -86,7 +86,7 @@ def study(
     failed: Mapping[str, str] | None = None,
     executor: Executor | None = None,
 ) -> StudyResult:
-    """Run all stages, or what is left of them.
+    """Run all stages, or go on where an interrupted study stopped.
 
     `failed` says which drafts could not even be loaded; `executor` is where replays run.
     """
@@ -119,7 +119,7 @@ def study(
 
 
 def _record(target: Model, plan: Plan, path: Path, follow: Follow) -> Trace:
-    """Record what the trace lacks, and return the outputs of the plan's prompts."""
+    """Record the outputs that the trace lacks, and return those of the plan's prompts."""
     steps = record(target, plan.prompts, path, max_new_tokens=plan.max_new_tokens, sampling=Sampling())
     follow("recording the target", steps, len(plan.prompts))
     trace, keys = read_trace(path), {(set_name, prompt.id) for set_name, prompt in plan.prompts}
@@ -164,7 +164,7 @@ def _replay(trace: Trace, plan: Plan, folder: Path, proposer: Proposer) -> Repla
 
 def _replay_record(entry: Replayed, plan: Plan) -> ReplayRecord:
     proposer, sizes = entry.proposer, plan.sizes(entry.proposer)
-    candidate = entry.replay.candidate(entry.replay.walk.sizes[0])
+    candidate = entry.replay.candidate(entry.replay.counts.sizes[0])
     return replace(
         entry.replay.record(proposer.drafter),
         name=proposer.name,
@@ -174,12 +174,12 @@ def _replay_record(entry: Replayed, plan: Plan) -> ReplayRecord:
         shape=proposer.shape,
         layers=proposer.layers,
         parameters=proposer.parameters,
-        acceptance_by_position=tuple(entry.replay.walk.acceptance_by_position(max(sizes)).tolist()),
+        acceptance_by_position=tuple(entry.replay.counts.acceptance_by_position(max(sizes)).tolist()),
     )
 
 
 def _profile(target: Model, replayed: Sequence[Replayed], plan: Plan, path: Path, follow: Follow) -> Profile:
-    """Time what the profile lacks."""
+    """Take the samples that the profile lacks."""
     points = [point for entry in replayed for point in _points(target, entry, plan)]
     options = {entry.proposer.key: entry.proposer.options for entry in replayed}
     follow("timing iterations", measure(target, options, points, path, plan.rounds), plan.rounds * len(points))
@@ -232,7 +232,7 @@ def spread(outputs: Sequence[Output], count: int) -> list[Output]:
 
 
 def _row(entry: Replayed, profile: Profile, live: LiveResults) -> StudyRow:
-    """Return a row of the table; what ran live is predicted again for the machine that it met."""
+    """Return a row of the table; a candidate that ran live is predicted again for the machine as it was then."""
     prediction, candidate = entry.best, entry.candidate
     result, impossible = live.by_candidate.get(candidate), live.impossible.get(candidate)
     if result:

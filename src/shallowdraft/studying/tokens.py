@@ -1,4 +1,4 @@
-"""Where each token of some outputs came from, kept for the report."""
+"""The source of each token of some outputs, kept for the report."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,7 +9,7 @@ import numpy as np
 
 from shallowdraft.decoding.text import text_after, text_stream
 from shallowdraft.models.model import Model
-from shallowdraft.replaying.model import choices
+from shallowdraft.replaying.model import likeliest_tokens
 from shallowdraft.replaying.result import Replay
 from shallowdraft.runs.tokens import Source, TokenSources, write_tokens
 from shallowdraft.runs.trace import Output
@@ -30,7 +30,7 @@ def keep_tokens(target: Model, shown: Sequence[tuple[Proposer, Replay, int]], pa
 def _best_and_worst(replay: Replay, size: int) -> list[int]:
     """Return the outputs with the most and with the fewest tokens per iteration."""
     long = [row for row, output in enumerate(replay.trace.outputs) if len(output.output) > 1]
-    tars = {row: replay.walk.emitted[row] / replay.walk.at(size)[row] for row in long}
+    tars = {row: replay.counts.emitted[row] / replay.counts.at(size)[row] for row in long}
     ordered = sorted(long, key=tars.__getitem__)
     return list(dict.fromkeys([*ordered[-SHOWN_AT_EACH_END:][::-1], *ordered[:SHOWN_AT_EACH_END]]))
 
@@ -38,8 +38,8 @@ def _best_and_worst(replay: Replay, size: int) -> list[int]:
 def _token_sources(target: Model, proposer: Proposer, replay: Replay, size: int, row: int) -> TokenSources:
     output = replay.trace.outputs[row]
     draft = proposer.options.get("draft") if proposer.drafter == "model" else None
-    proposed = choices(draft, output, replay.trace.vocabulary["size"]) if draft else []
-    came_from = sources(replay.iterations_in(row, size), len(output.output))
+    proposed = likeliest_tokens(draft, output, replay.trace.vocabulary["size"]) if draft else []
+    came_from = sources(replay.greedy_iterations(row, size), len(output.output))
     replaced = [
         _spelled(target, [*output.prompt, *output.output[:place]], proposed[place - 1])
         if source == "correction" and place <= len(proposed)
@@ -51,7 +51,7 @@ def _token_sources(target: Model, proposer: Proposer, replay: Replay, size: int,
         id=output.id,
         sample=output.sample,
         **asdict(replay.candidate(size)),
-        tar=float(replay.walk.tar(np.array([row]))[replay.walk.sizes.index(size)]),
+        tar=float(replay.counts.tar(np.array([row]))[replay.counts.sizes.index(size)]),
         prompt=target.decode(output.prompt)[-PROMPT_CHARACTERS:],
         tokens=tuple(zip(_pieces(target, output), came_from, replaced, strict=True)),
     )

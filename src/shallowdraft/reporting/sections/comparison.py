@@ -1,149 +1,177 @@
-"""Runs side by side, and TAR across their targets."""
+"""Several runs side by side, and TAR across their targets."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from shallowdraft.reporting.charts import Rows, height_of_rows
 from shallowdraft.reporting.figures import (
+    BOUNDS,
     NO_REPLAYS,
+    PROMPT_INTERVALS,
     UNFINISHED,
     Cell,
     Figure,
     Gap,
     Table,
-    Values,
-    rows_high,
-    shown,
+    format_cell,
 )
-from shallowdraft.reporting.labels import ends, label, numbered, shortened
+from shallowdraft.reporting.labels import number_if_equal, path_ends, short_labels, shorten
 from shallowdraft.reporting.run import Entry, RunView
-from shallowdraft.reporting.sections.drafts import TAR, tar_cell, tar_chart
+from shallowdraft.reporting.sections.drafts import TAR_MEANING, tar_cell, tar_chart
 from shallowdraft.reporting.sections.speed_up import speed_up_chart
+from shallowdraft.runs.candidate import ProposerKey
 
-FEW = 3  # targets that a finding can name
-ROW = 17  # pixels of a run at a proposer
-Runs = Mapping[str, RunView]
-"""By name."""
-Key = tuple[str, str]
-"""Drafter and draft: who a proposer is in every run."""
-
-
-def named(runs: Sequence[RunView]) -> dict[str, RunView]:
-    """By as much of their folders as tells them apart."""
-    short = ends(str(run.folder.resolve()) for run in runs).values()
-    return dict(zip(numbered([shortened(one) for one in short]), runs, strict=True))
+FEW_TARGETS = 3  # a finding can name this many
+RUN_HEIGHT = 17  # pixels of a run at a proposer
+NamedRuns = Mapping[str, RunView]
+Entries = dict[ProposerKey, Entry]
+"""The entries of a run."""
 
 
-def side_by_side(runs: Runs) -> list[Figure | Gap]:
-    """Speed-ups of all that is in any of them, and which ones have none yet."""
-    ended = {name: run for name, run in runs.items() if run.predicted}
-    gaps = [Gap(f"speed-ups of {name}", UNFINISHED) for name in runs if name not in ended]
-    return [*([_compared(ended)] if len(ended) > 1 else []), *gaps]
+def name_runs(runs: Sequence[RunView]) -> dict[str, RunView]:
+    """Return runs by name, which is the shortest end of their folders that tells them apart."""
+    short = path_ends(str(run.folder.resolve()) for run in runs).values()
+    return dict(zip(number_if_equal([shorten(name) for name in short]), runs, strict=True))
 
 
-def _compared(runs: Runs) -> Figure:
-    of_run = {name: _by_key(run.predicted) for name, run in runs.items()}
-    labels = _labels(of_run.values())
-    rows: list[dict[str, Any]] = [
-        {"label": labels[key], "name": one.name, "kind": name, "where": one.best.where, **_bounds(one)}
-        for name, found in of_run.items()
-        for key, one in found.items()
+def compare_speed_ups(runs: NamedRuns) -> list[Figure | Gap]:
+    """Chart the speed-ups of all proposers of all runs, and name the runs that have none yet."""
+    finished = {name: run for name, run in runs.items() if run.predicted}
+    gaps = [Gap(f"speed-ups of {name}", UNFINISHED) for name in runs if name not in finished]
+    return [*([_speed_up_figure(finished)] if len(finished) > 1 else []), *gaps]
+
+
+def _speed_up_figure(runs: NamedRuns) -> Figure:
+    entries = {name: _by_proposer(run.predicted) for name, run in runs.items()}
+    labels = _labels(entries.values())
+    rows = [
+        _speed_up_row(entry, labels[proposer], name)
+        for name, of_run in entries.items()
+        for proposer, entry in of_run.items()
     ]
     order = list(dict.fromkeys(row["label"] for row in sorted(rows, key=lambda row: -row["speed_up"])))
     chart = speed_up_chart(rows, order, list(runs), "run")
-    columns = ("proposer", *(f"{figure}, {name}" for figure in ("speed-up", "TAR", "tokens/s") for name in runs))
-    table = Table(columns, [_row([(runs[name], found.get(key)) for name, found in of_run.items()]) for key in labels])
-    note = "Measured where it was run live, else predicted; bars are 95 % intervals over prompts."
-    high = max(rows_high(len(order)), ROW * len(order) * len(runs))
-    return Figure("comparison", _finding(runs), chart, table, note, high)
+    columns = ["proposer"]
+    for figure in ("speed-up", "TAR", "tokens/s"):
+        columns += [f"{figure}, {name}" for name in runs]
+    table_rows = []
+    for proposer in labels:
+        by_run = [(runs[name], of_run.get(proposer)) for name, of_run in entries.items()]
+        table_rows.append(_table_row(by_run))
+    note = f"A speed-up is measured if the proposer ran live, else predicted. {PROMPT_INTERVALS}"
+    height = max(height_of_rows(len(order)), RUN_HEIGHT * len(order) * len(runs))
+    return Figure("comparison", _best_of_each(runs), chart, Table(tuple(columns), table_rows), note, height)
 
 
-def _by_key(entries: Sequence[Entry]) -> dict[Key, Entry]:
-    return {(one.drafter, one.draft): one for one in entries}
+def _by_proposer(entries: Sequence[Entry]) -> Entries:
+    return {entry.proposer: entry for entry in entries}
 
 
-def _labels(found: Iterable[dict[Key, Entry]]) -> dict[Key, str]:
-    """Short names that tell apart all proposers of all runs."""
-    entries = {key: one for of_run in found for key, one in of_run.items()}
-    return dict(zip(entries, label([(*key, one.name) for key, one in entries.items()]), strict=True))
+def _labels(runs: Iterable[Entries]) -> dict[ProposerKey, str]:
+    """Return short names that tell apart all proposers of all runs."""
+    names = {proposer: entry.name for entries in runs for proposer, entry in entries.items()}
+    labels = short_labels([(*proposer, name) for proposer, name in names.items()])
+    return dict(zip(names, labels, strict=True))
 
 
-def _bounds(one: Entry) -> dict[str, float]:
-    low, high = one.bounds
-    return {"speed_up": one.speed_up, "low": low, "high": high}
+def _speed_up_row(entry: Entry, label: str, run_name: str) -> dict[str, Any]:
+    low, high = entry.bounds
+    about = {"label": label, "name": entry.name, "kind": run_name, "where": entry.best.where}
+    return about | {"speed_up": entry.speed_up, "low": low, "high": high}
 
 
-def _row(found: Sequence[tuple[RunView, Entry | None]]) -> tuple[Cell, ...]:
-    name = next(one.name for _, one in found if one)
-    speed_ups = [one.speed_up if one else None for _, one in found]
-    tars = [one.best.tar if one else None for _, one in found]
-    return (name, *speed_ups, *tars, *(run.tokens_per_s(one) if one else None for run, one in found))
+def _table_row(entries: Sequence[tuple[RunView, Entry | None]]) -> tuple[Cell, ...]:
+    name = next(entry.name for _, entry in entries if entry)
+    speed_ups = [entry.speed_up if entry else None for _, entry in entries]
+    tars = [entry.best.tar if entry else None for _, entry in entries]
+    tokens_per_s = [run.tokens_per_s(entry) if entry else None for run, entry in entries]
+    return (name, *speed_ups, *tars, *tokens_per_s)
 
 
-def _finding(runs: Runs) -> str:
-    def said(name: str) -> str:
-        run, one = runs[name], runs[name].predicted[0]
-        speed = f"{one.speed_up:.2f} times, {shown(run.tokens_per_s(one))} tokens a second"
-        return f"{name}: {one.label} {one.best.where}, {speed}"
+def _best_of_each(runs: NamedRuns) -> str:
+    """Return a sentence on the fastest proposer of two runs, or of the best and the worst of several."""
+
+    def fastest(name: str) -> str:
+        run, entry = runs[name], runs[name].predicted[0]
+        speed = f"{entry.speed_up:.2f} times plain decoding, {format_cell(run.tokens_per_s(entry))} tokens per second"
+        return f"{name}: {entry.label} {entry.best.where}, {speed}"
 
     if len(runs) == 2:
-        return "The best of " + "; of ".join(map(said, runs)) + "."
+        return "The fastest in " + "; in ".join(map(fastest, runs)) + "."
     ranked = sorted(runs, key=lambda name: -runs[name].predicted[0].speed_up)
-    return f"Of {len(runs)} runs the best speed-up is that of {said(ranked[0])}; the least that of {said(ranked[-1])}."
+    return (
+        f"Of {len(runs)} runs, the highest speed-up is that of {fastest(ranked[0])}; "
+        f"the lowest is that of {fastest(ranked[-1])}."
+    )
 
 
-def tar_across(runs: Runs) -> list[Figure | Gap]:
-    """The paper's Table 3: each proposer with each target on each prompt set, and which runs cannot tell."""
-    known = {name: _by_key([one for one in run.entries if one.sets]) for name, run in runs.items()}
-    gaps = [Gap(f"TAR of {name}", NO_REPLAYS) for name, found in known.items() if not found]
-    targets, labels = _targets(runs), _labels(known.values())
-    rows = [
-        cell | {"label": f"{short}\nwith {targets[name]}", "run": name, "target": runs[name].target}
-        for key, short in sorted(labels.items(), key=lambda one: -sum(one[0] in found for found in known.values()))
-        for name, found in known.items()
-        if key in found
-        for cell in _cells(found[key], _common([its[key] for its in known.values() if key in its]))
-    ]
+def compare_tar(runs: NamedRuns) -> list[Figure | Gap]:
+    """Chart each proposer's TAR with each target on each prompt set, like the paper's Table 3."""
+    entries = {name: _by_proposer([entry for entry in run.entries if entry.sets]) for name, run in runs.items()}
+    gaps = [Gap(f"TAR of {name}", NO_REPLAYS) for name, of_run in entries.items() if not of_run]
+    targets = _target_names(runs)
+    rows = _tar_rows(runs, entries, targets)
     if not rows:
         return [*gaps]
     sets = list(dict.fromkeys(row["set"] for row in rows))
     names = ("name", "run", "target", "set", "size", "tar", "low", "high")
-    columns = ("proposer", "run", "target", "prompt set", "size", "TAR", "from", "to")
+    columns = ("proposer", "run", "target", "prompt set", "size", "TAR", *BOUNDS)
     table = Table(columns, [tuple(row[name] for name in names) for row in rows])
-    note = f"{TAR} Each proposer at the longest lookahead, or with the largest tree, that all runs have of it."
-    high = rows_high(len({row["label"] for row in rows}))
-    return [Figure("targets", _spread(rows, targets), tar_chart(rows, sets, lines=2), table, note, high), *gaps]
+    note = (
+        f"{TAR_MEANING} Each proposer at the longest lookahead, or with the largest tree, at which every run with that "
+        "proposer replayed it."
+    )
+    height = height_of_rows(len({row["label"] for row in rows}))
+    chart = tar_chart(rows, sets, lines=2)
+    return [Figure("targets", _tar_by_target(rows, targets), chart, table, note, height), *gaps]
 
 
-def _targets(runs: Runs) -> dict[str, str]:
-    """Short names of each run's target; with the run's own where several have the same."""
-    short = ends(run.target for run in runs.values())
-    of_run = [short[run.target] for run in runs.values()]
-    found = [
-        target if of_run.count(target) == 1 else f"{target} ({name})" for name, target in zip(runs, of_run, strict=True)
+def _tar_rows(runs: NamedRuns, entries: Mapping[str, Entries], targets: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return a row per proposer, run and prompt set, beginning with the proposers that are in most runs."""
+    labels = _labels(entries.values())
+    run_counts = {proposer: sum(proposer in of_run for of_run in entries.values()) for proposer in labels}
+    rows = []
+    for proposer in sorted(labels, key=lambda proposer: -run_counts[proposer]):
+        size = _largest_common_size([of_run[proposer] for of_run in entries.values() if proposer in of_run])
+        for name, of_run in entries.items():
+            if proposer in of_run:
+                about = {
+                    "label": f"{labels[proposer]}\nwith {targets[name]}", "run": name, "target": runs[name].target,
+                }  # fmt: skip
+                entry = of_run[proposer]
+                rows += [tar_cell(entry, set_name, size) | about for set_name in entry.sets]
+    return rows
+
+
+def _target_names(runs: NamedRuns) -> dict[str, str]:
+    """Return a short name of each run's target, followed by the run's name if several runs have that target."""
+    short = path_ends(run.target for run in runs.values())
+    of_runs = [short[run.target] for run in runs.values()]
+    names = [
+        target if of_runs.count(target) == 1 else f"{target} ({name})"
+        for name, target in zip(runs, of_runs, strict=True)
     ]
-    return dict(zip(runs, numbered([shortened(one) for one in found]), strict=True))
+    return dict(zip(runs, number_if_equal([shorten(name) for name in names]), strict=True))
 
 
-def _common(entries: Sequence[Entry]) -> int:
-    """The largest size that all have; 0 where there is none."""
-    return max(set.intersection(*(set(tars.tar) for one in entries for tars in one.sets.values())), default=0)
+def _largest_common_size(entries: Sequence[Entry]) -> int:
+    """Return the largest size at which all entries were replayed on all of their sets, or 0 if there is none."""
+    sizes = [set(tars.tar) for entry in entries for tars in entry.sets.values()]
+    return max(set.intersection(*sizes), default=0)
 
 
-def _cells(one: Entry, size: int) -> list[dict[str, Any]]:
-    return [tar_cell(one, name, size) for name in one.sets]
-
-
-def _spread(rows: Values, targets: Mapping[str, str]) -> str:
-    """Of the first proposer, which is in most runs: the least and the most, and what is between if that is little."""
-    first, found = rows[0]["name"], dict[str, list[float]]()
+def _tar_by_target(rows: Rows, targets: Mapping[str, str]) -> str:
+    """Return a sentence on the first proposer's TAR with each target, or with two if there are many."""
+    first = rows[0]["name"]
+    tars: dict[str, list[float]] = {}
     for row in rows:
         if row["name"] == first:
-            found.setdefault(targets[row["run"]], []).append(row["tar"])
-    ranked = sorted(found, key=lambda target: fmean(found[target]))
-    chosen = ranked if len(found) <= FEW else [ranked[0], ranked[-1]]
-    said = ", ".join(f"{_from_to(found[target])} with {target}" for target in chosen)
-    return f"Tokens an iteration of {first}, by prompt set: {said}."
+            tars.setdefault(targets[row["run"]], []).append(row["tar"])
+    ranked = sorted(tars, key=lambda target: fmean(tars[target]))
+    named = ranked if len(ranked) <= FEW_TARGETS else [ranked[0], ranked[-1]]
+    by_target = ", ".join(f"{_from_to(tars[target])} with {target}" for target in named)
+    return f"TAR of {first} by prompt set: {by_target}."
 
 
 def _from_to(tars: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Which draft: throughput against TAR, TAR by prompt set, accuracy against TAR."""
+"""Which draft: throughput against TAR, TAR by prompt set, task accuracy against TAR."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,124 +6,134 @@ from typing import Any
 
 import altair as alt
 
-from shallowdraft.reporting.figures import (
-    NEAR,
-    NO_REPLAYS,
-    UNFINISHED,
-    Figure,
-    Gap,
-    Table,
-    Values,
-    chosen,
-    coloured,
-    data,
-    faded,
-    rows_high,
+from shallowdraft.reporting.charts import (
+    PROPOSER_TOOLTIP,
+    TAR_TITLE,
+    TIGHT_SCALE,
+    TOKENS_PER_S_TITLE,
+    WHERE_TOOLTIP,
+    Rows,
+    chart_of,
+    height_of_rows,
+    kind_colour,
+    series_colour,
     series_of,
-    shaped,
-    shown,
+    series_opacity,
+    series_shape,
 )
+from shallowdraft.reporting.figures import BOUNDS, NO_REPLAYS, UNFINISHED, Figure, Gap, Table, format_cell
 from shallowdraft.reporting.run import Entry, RunView
 
-TAR = "TAR is the tokens gained an iteration: accepted draft tokens and one of the target's."
-UPRIGHT = 3  # names of sets that fit beside each other
-MANY = 6  # sets whose numbers fit beside each other on a phone
-LIMIT = 190  # pixels of a label
+TAR_MEANING = "TAR is the number of tokens per iteration: the accepted draft tokens and one of the target's."
+UPRIGHT_SETS = 3  # prompt sets whose names fit beside each other
+LARGE_NUMBER_SETS = 6  # prompt sets whose numbers fit beside each other on a phone
+LABEL_LIMIT = 190  # pixels
 HALF_LINE = 7  # pixels of a label
-DARK = 0.7  # of the range of colours: from there on numbers are white
+DARK = 0.7  # of the range of TAR: above it the cells are so dark that their numbers are white
 
 
 def throughput_against_tar(run: RunView) -> Figure | Gap:
-    """The paper's Figure 2."""
-    found = run.predicted
-    if not found:
+    """Chart tokens per second against TAR, like the paper's Figure 2."""
+    entries = run.predicted
+    if not entries:
         return Gap("throughput against TAR", UNFINISHED)
-    series = series_of(found)
-    rows = [_point(one, run) | {"series": series[one.label]} for one in found]
+    series = series_of(entries)
+    rows = [_throughput_row(entry, run) | {"series": series[entry.label]} for entry in entries]
     chart = (
-        alt.Chart(data(rows[::-1]))
+        chart_of(rows[::-1])
         .mark_point(filled=True, size=110)
         .encode(
-            opacity=faded(),
-            x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=NEAR),
-            y=alt.Y("tokens_per_s:Q", title="tokens a second", scale=NEAR),
-            color=coloured(series),
-            shape=shaped(series),
+            opacity=series_opacity(),
+            x=alt.X("tar:Q", title=TAR_TITLE, scale=TIGHT_SCALE),
+            y=alt.Y("tokens_per_s:Q", title=TOKENS_PER_S_TITLE, scale=TIGHT_SCALE),
+            color=series_colour(series),
+            shape=series_shape(series),
             tooltip=[
-                alt.Tooltip("name:N", title="proposer"),
-                alt.Tooltip("where:N", title="size"),
+                PROPOSER_TOOLTIP,
+                WHERE_TOOLTIP,
                 alt.Tooltip("tar:Q", title="TAR", format=".2f"),
-                alt.Tooltip("tokens_per_s:Q", title="tokens a second", format=".1f"),
+                alt.Tooltip("tokens_per_s:Q", title=TOKENS_PER_S_TITLE, format=".1f"),
                 alt.Tooltip("layers:Q"),
                 alt.Tooltip("parameters:Q", format=","),
             ],
         )
     )
     columns = ("proposer", "size", "TAR", "tokens/s", "shape", "layers", "parameters")
-    table = Table(columns, [tuple(_point(one, run).values()) for one in found])
+    table = Table(columns, [tuple(_throughput_row(entry, run).values()) for entry in entries])
     note = (
-        "Each proposer at its best size, measured where it was run live, else predicted; with the same plain decoding."
+        "Each proposer at its best size: its speed-up, measured if it ran live and else predicted, times the tokens "
+        "per second of plain decoding."
     )
-    return Figure("throughput", _ranking(run), chart, table, note)
+    return Figure("throughput", _highest_tar(run), chart, table, note)
 
 
-def _point(one: Entry, run: RunView) -> dict[str, Any]:
+def _throughput_row(entry: Entry, run: RunView) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "where": one.best.where,
-        "tar": one.best.tar,
-        "tokens_per_s": run.tokens_per_s(one),
-        "shape": one.shape,
-        "layers": one.layers,
-        "parameters": one.parameters,
+        "name": entry.name,
+        "where": entry.best.where,
+        "tar": entry.best.tar,
+        "tokens_per_s": run.tokens_per_s(entry),
+        "shape": entry.shape,
+        "layers": entry.layers,
+        "parameters": entry.parameters,
     }
 
 
-def _ranking(run: RunView) -> str:
-    fastest, keenest = run.predicted[0], max(run.predicted, key=lambda one: one.best.tar)
+def _highest_tar(run: RunView) -> str:
+    """Return a sentence on whether the proposer with the highest TAR is the fastest."""
+    fastest, highest = run.predicted[0], max(run.predicted, key=lambda entry: entry.best.tar)
 
-    def gives(one: Entry) -> str:
-        return f"{one.label} has {one.best.tar:.2f} and gives {shown(run.tokens_per_s(one))} tokens a second"
+    def figures(entry: Entry) -> str:
+        speed = f"{format_cell(run.tokens_per_s(entry))} tokens per second"
+        return f"{entry.label} has TAR {entry.best.tar:.2f} and {speed}"
 
     if len(run.predicted) == 1:
-        return f"{gives(fastest)}; plain decoding gives {shown(run.plain_tokens_per_s)}."
-    if fastest is keenest:
-        return f"The highest TAR is the fastest: {gives(fastest)}."
-    if keenest.speed_up > fastest.speed_up:
-        return f"The highest TAR may be the fastest: {gives(keenest)}, predicted; {gives(fastest)}, measured."
-    return f"The highest TAR is not the fastest: {gives(keenest)}, {gives(fastest)}."
+        return f"{figures(fastest)}; plain decoding has {format_cell(run.plain_tokens_per_s)}."
+    if fastest is highest:
+        return f"The proposer with the highest TAR is the fastest: {figures(fastest)}."
+    if highest.speed_up > fastest.speed_up:
+        return (
+            f"The proposer with the highest TAR may be the fastest: {figures(highest)}, predicted; "
+            f"{figures(fastest)}, measured."
+        )
+    return f"The proposer with the highest TAR is not the fastest: {figures(highest)}; {figures(fastest)}."
 
 
 def tar_by_set(run: RunView) -> Figure | Gap:
-    """As the paper's Table 3."""
-    found = [one for one in run.entries if one.sets]
-    if not found:
+    """Chart the TAR of every proposer on every prompt set, like the paper's Table 3."""
+    entries = [entry for entry in run.entries if entry.sets]
+    if not entries:
         return Gap("TAR by prompt set", NO_REPLAYS)
     rows = [
-        tar_cell(one, name, one.best.size if one.prediction else 0)
-        for one in found
+        tar_cell(entry, name, entry.best.size if entry.prediction else 0)
+        for entry in entries
         for name in run.sets
-        if name in one.sets
+        if name in entry.sets
     ]
-    columns = ("proposer", "prompt set", "size", "TAR", "from", "to")
-    table = Table(columns, [(r["name"], r["set"], r["size"], r["tar"], r["low"], r["high"]) for r in rows])
-    return Figure("sets", _easiest(rows, run.sets), tar_chart(rows, run.sets), table, TAR, rows_high(len(found)))
+    names = ("name", "set", "size", "tar", "low", "high")
+    table = Table(
+        ("proposer", "prompt set", "size", "TAR", *BOUNDS), [tuple(row[name] for name in names) for row in rows]
+    )
+    chart = tar_chart(rows, run.sets)
+    return Figure("sets", _extreme_sets(rows, run.sets), chart, table, TAR_MEANING, height_of_rows(len(entries)))
 
 
-def tar_chart(rows: Values, sets: Sequence[str], lines: int = 1) -> alt.TopLevelMixin:
-    """Labels of so many lines down, prompt sets across; each cell has its TAR."""
-    low, high = min(row["tar"] for row in rows), max(row["tar"] for row in rows)
-    angle = -30 if len(sets) > UPRIGHT else 0
+def tar_chart(rows: Rows, sets: Sequence[str], lines: int = 1) -> alt.TopLevelMixin:
+    """Return a table of coloured TARs: labels, which have this number of lines, down and prompt sets across."""
+    least, most = min(row["tar"] for row in rows), max(row["tar"] for row in rows)
     order = list(dict.fromkeys(row["label"] for row in rows))
-    labels = alt.Axis(labelExpr="split(datum.label, '\\n')", labelOffset=-HALF_LINE * (lines - 1), labelLimit=LIMIT)
-    base = alt.Chart(data(rows)).encode(
-        x=alt.X("set:N", sort=list(sets), title="prompt set", axis=alt.Axis(labelAngle=angle, labelLimit=100)),
-        y=alt.Y("label:N", sort=order, title=None, axis=labels),
+    label_axis = alt.Axis(
+        labelExpr="split(datum.label, '\\n')", labelOffset=-HALF_LINE * (lines - 1), labelLimit=LABEL_LIMIT
+    )
+    set_axis = alt.Axis(labelAngle=-30 if len(sets) > UPRIGHT_SETS else 0, labelLimit=100)
+    base = chart_of(rows).encode(
+        x=alt.X("set:N", sort=list(sets), title="prompt set", axis=set_axis),
+        y=alt.Y("label:N", sort=order, title=None, axis=label_axis),
     )
     cells = base.mark_rect().encode(
         color=alt.Color("tar:Q", title="TAR", scale=alt.Scale(scheme="blues"), legend=None),
         tooltip=[
-            alt.Tooltip("name:N", title="proposer"),
+            PROPOSER_TOOLTIP,
             alt.Tooltip("set:N", title="prompt set"),
             alt.Tooltip("size:Q", title="size"),
             alt.Tooltip("tar:Q", title="TAR", format=".2f"),
@@ -131,37 +141,71 @@ def tar_chart(rows: Values, sets: Sequence[str], lines: int = 1) -> alt.TopLevel
             alt.Tooltip("high:Q", title="95 % to", format=".2f"),
         ],
     )
-    dark = low + DARK * (high - low)
-    numbers = base.mark_text(fontSize=12 if len(sets) <= MANY else 10).encode(
+    dark = least + DARK * (most - least)
+    numbers = base.mark_text(fontSize=12 if len(sets) <= LARGE_NUMBER_SETS else 10).encode(
         text=alt.Text("tar:Q", format=".2f"),
         color=alt.condition(f"datum.tar > {dark}", alt.value("white"), alt.value("black")),
     )
     return alt.layer(cells, numbers)
 
 
-def tar_cell(one: Entry, name: str, size: int) -> dict[str, Any]:
-    """On a prompt set, at a size; where that is not known, or was not replayed, at the largest."""
-    tars = one.sets[name]
-    at = size if size in tars.tar else max(tars.tar)
-    low, high = tars.bounds(at)
-    about = {"label": one.label, "name": one.name, "set": name, "size": at}
-    return about | {"tar": tars.tar[at], "low": low, "high": high}
+def tar_cell(entry: Entry, set_name: str, size: int) -> dict[str, Any]:
+    """Return the TAR on a prompt set at a size, or at the largest size if that one was not replayed."""
+    tars = entry.sets[set_name]
+    replayed = size if size in tars.tar else max(tars.tar)
+    low, high = tars.bounds(replayed)
+    about = {"label": entry.label, "name": entry.name, "set": set_name, "size": replayed}
+    return about | {"tar": tars.tar[replayed], "low": low, "high": high}
 
 
-def _easiest(rows: list[dict[str, Any]], sets: list[str]) -> str:
-    of_best = [row for row in rows if row["label"] == rows[0]["label"]]
-    most, least = (pick(of_best, key=lambda row: row["tar"]) for pick in (max, min))
+def _extreme_sets(rows: list[dict[str, Any]], sets: list[str]) -> str:
+    """Return a sentence on the sets with the highest and the lowest TAR of the first proposer."""
+    of_first = [row for row in rows if row["label"] == rows[0]["label"]]
+    most, least = (choose(of_first, key=lambda row: row["tar"]) for choose in (max, min))
     if len(sets) == 1:
-        return f"On {sets[0]}, {most['label']} gives {most['tar']:.2f} tokens an iteration."
+        return f"On {sets[0]}, {most['label']} has TAR {most['tar']:.2f}."
     return (
-        f"{most['label']} gives most on {most['set']}, {most['tar']:.2f} tokens an iteration, "
-        f"and least on {least['set']}, {least['tar']:.2f}."
+        f"The TAR of {most['label']} is highest on {most['set']}, {most['tar']:.2f}, "
+        f"and lowest on {least['set']}, {least['tar']:.2f}."
     )
 
 
 def accuracy_against_tar(run: RunView) -> Figure | Gap:
-    """The paper's Figure 5."""
-    rows: list[dict[str, Any]] = [
+    """Chart the drafts' accuracy on tasks against their TAR, like the paper's Figure 5."""
+    rows = _accuracy_rows(run)
+    if run.accuracy is None or not rows:
+        drafts = [entry.draft for entry in run.entries if entry.drafter == "model"] or ["DRAFT"]
+        options = ("--drafts", *drafts, "--trace", f"{run.folder}/trace.jsonl", "--out", str(run.folder))
+        command = shlex.join(("shallowdraft", "accuracy", *options))
+        return Gap("accuracy against TAR", "No accuracy was measured; run", command)
+    base = chart_of(rows).encode(
+        x=alt.X("tar:Q", title=TAR_TITLE, scale=TIGHT_SCALE),
+        color=kind_colour(list(dict.fromkeys(row["kind"] for row in rows))),
+    )
+    tooltip = [
+        alt.Tooltip("name:N", title="draft"),
+        alt.Tooltip("kind:N", title="task"),
+        alt.Tooltip("accuracy:Q", format=".1%"),
+    ]
+    axis = alt.Axis(format="%", title="task accuracy")
+    points = base.mark_point(filled=True, size=80, opacity=1).encode(
+        y=alt.Y("accuracy:Q", axis=axis, scale=TIGHT_SCALE), tooltip=tooltip
+    )
+    bars = base.mark_rule().encode(y=alt.Y("low:Q", axis=axis, scale=TIGHT_SCALE), y2="high:Q")
+    columns = ("draft", "task", "TAR", "accuracy, 0 to 1", *BOUNDS, "loss, nats/token")
+    table = Table(columns, [tuple(row.values()) for row in rows])
+    claims = run.accuracy.claims
+    statements = " ".join(f"{task}: {claim.statement}." for task, claim in claims.items())
+    note = (
+        "Each draft answers alone; its answer is the choice that it finds most likely. "
+        f"Bars are 95\N{NO-BREAK SPACE}% intervals over questions. {statements}"
+    )
+    finding = _rank_correlations({task: claim.of_accuracy for task, claim in claims.items()})
+    return Figure("accuracy", finding, alt.layer(bars, points), table, note)
+
+
+def _accuracy_rows(run: RunView) -> list[dict[str, Any]]:
+    return [
         {
             "name": draft.name,
             "kind": task,
@@ -175,39 +219,13 @@ def accuracy_against_tar(run: RunView) -> Figure | Gap:
         for task, score in draft.sets.items()
         if draft.tar
     ]
-    if run.accuracy is None or not rows:
-        names = [entry.draft for entry in run.entries if entry.drafter == "model"] or ["DRAFT"]
-        options = ("--draft", *names, "--trace", f"{run.folder}/trace.jsonl", "--out", str(run.folder))
-        return Gap(
-            "accuracy against TAR", "No accuracy was measured; run", shlex.join(("shallowdraft", "accuracy", *options))
-        )
-    base = alt.Chart(data(rows)).encode(
-        x=alt.X("tar:Q", title="TAR: tokens an iteration", scale=NEAR),
-        color=chosen(list(dict.fromkeys(row["kind"] for row in rows))),
-    )
-    tooltip = [alt.Tooltip("name:N", title="draft"), alt.Tooltip("kind:N", title="task"), alt.Tooltip("accuracy:Q")]
-    axis = alt.Axis(format="%", title="task accuracy")
-    points = base.mark_point(filled=True, size=80, opacity=1).encode(
-        y=alt.Y("accuracy:Q", axis=axis, scale=NEAR), tooltip=tooltip
-    )
-    bars = base.mark_rule().encode(y=alt.Y("low:Q", axis=axis, scale=NEAR), y2="high:Q")
-    columns = ("draft", "task", "TAR", "accuracy", "from", "to", "loss")
-    table = Table(columns, [tuple(row.values()) for row in rows])
-    claims = " ".join(f"{task}: {claim.statement}." for task, claim in run.accuracy.claims.items())
-    note = f"Of drafts alone, by the likelihood of choices. Bars are 95 % intervals over questions. {claims}"
-    return Figure(
-        "accuracy",
-        _foretold({task: claim.of_accuracy for task, claim in run.accuracy.claims.items()}),
-        alt.layer(bars, points),
-        table,
-        note,
-    )
 
 
-def _foretold(ranks: dict[str, float | None]) -> str:
-    known = [f"{rank:+.2f} on {name}" for name, rank in ranks.items() if rank is not None]
-    if not known:
-        return "Accuracy says nothing of TAR here: that of every draft may be chance, or there are too few drafts."
+def _rank_correlations(correlations: dict[str, float | None]) -> str:
+    by_task = [f"{value:+.2f} on {task}" for task, value in correlations.items() if value is not None]
+    if not by_task:
+        return "Accuracy does not predict TAR: no draft is clearly better than chance, or there are too few drafts."
     return (
-        f"The rank correlation of accuracy with TAR is {', '.join(known)}; at 1 the best model would be accepted most."
+        f"The rank correlation of accuracy with TAR is {', '.join(by_task)}; "
+        "1 would mean that the more accurate draft is always accepted more."
     )

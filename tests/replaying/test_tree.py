@@ -11,7 +11,7 @@ from shallowdraft.cli import main
 from shallowdraft.errors import OptionError
 from shallowdraft.models.tree import Tree
 from shallowdraft.replaying.model import replay_model
-from shallowdraft.replaying.tree import Ranks, replay_ranks
+from shallowdraft.replaying.tree import TokenRanks, replay_ranks
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.trace import Trace
 
@@ -31,7 +31,7 @@ def test_every_iteration_of_a_tree_is_known(trace):
     assert len(chosen.parents) == 10
     for tree in (chosen, Tree((0, 0, 1)), CHAIN):
         options = {"draft": draft, "drafter": "tree", "tree": tree, "max_new_tokens": 64}
-        for output, kept in zip(trace[1].outputs, found.iterations(tree), strict=True):
+        for output, kept in zip(trace[1].outputs, found.kept_by_iteration(tree), strict=True):
             live = sd.generate(target, output.prompt, **options)
             assert live.token_ids == output.output
             assert live.accepted_by_iteration == kept
@@ -40,7 +40,7 @@ def test_every_iteration_of_a_tree_is_known(trace):
 
 
 def test_beyond_the_drafts_context_nothing_is_kept():
-    assert Ranks("draft", [[0] * 8], [5]).iterations(CHAIN) == [[3, 0, 0, 0, 0]]
+    assert TokenRanks("draft", [[0] * 8], [5]).kept_by_iteration(CHAIN) == [[3, 0, 0, 0, 0]]
 
 
 def test_the_command_writes_a_tree_that_generate_takes(trace, tmp_path: Path, capsys):
@@ -65,4 +65,4 @@ def test_traces_that_cannot_be(trace):
     with pytest.raises(OptionError, match="was sampled"):
         replay_ranks(draft, drawn)
     with pytest.raises(OptionError, match="record longer ones"):
-        Ranks("draft", [[0] * 3], [50]).tree(4)
+        TokenRanks("draft", [[0] * 3], [50]).tree(4)
