@@ -1,6 +1,9 @@
-"""Find the fastest draft of the zoo's target: each stage by hand, then all of them as a study.
+"""Find the fastest draft of the zoo's target in Python: first each stage by itself, then all of them as a study.
 
-python examples/zoo_study.py [FOLDER]
+    python examples/zoo_study.py [FOLDER]
+
+Nothing is downloaded. Every stage prints a table; FOLDER (by default zoo-study) holds the files of the run, which
+docs/runs.md describes, and the HTML report. docs/api.md explains each call.
 """
 
 import sys
