@@ -190,7 +190,7 @@ def accuracy(loss: float) -> AccuracyResult:
     ids=["study.json", "accuracy.json"],
 )
 def test_an_interrupted_write_leaves_the_file_as_it_was(write, read, old, new, tmp_path: Path, monkeypatch):
-    """Of the partial file any part may be there, or all of it before it replaces the other."""
+    """The partial file may hold any part of the text, or all of it without having replaced the other."""
     path = tmp_path / "file.json"
     write(path, old)
     assert read(path) == old

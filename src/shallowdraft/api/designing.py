@@ -54,13 +54,13 @@ def design(
     from shallowdraft.studying.design import design as design_shapes
     from shallowdraft.studying.design import enumerate_shapes
 
+    tried = parse_lookaheads(lookaheads)
     parents, timed = _parents(target, [parent] if parent else [target], profile, device)
     (shape,) = parents.values()
     model = fit(observations(timed, shape))
     best = _best_at_hand(target, trace, timed, dtype, draft_dtype, device) if trace is not None else None
     place = open_trace(trace).mean_context if trace is not None else float(mean_context)
     goal = best.prediction.tokens_per_s if best else None
-    tried = parse_lookaheads(lookaheads)
     return DesignResult(
         tuple(design_shapes(enumerate_shapes(shape, max_parameters), model, timed, place, tried, goal)), model, best
     )
@@ -135,6 +135,7 @@ def search(
     from shallowdraft.profiling.latency_model import fit, observations
     from shallowdraft.studying.search import Builder, Search, choose_candidates, plan_rungs, write_text
 
+    tried = parse_lookaheads(lookaheads)
     shapes, timed = _parents(target, as_list(parents) or [target], profile, device)
     model = fit(observations(timed, next(iter(shapes.values()))))
     best, whole = _best_at_hand(target, trace, timed, dtype, draft_dtype, device), open_trace(trace)
@@ -143,7 +144,7 @@ def search(
     trainable = load(target, "float32", device, trainable=True)
     if not files.profile.exists():
         shutil.copy(profile, files.profile)
-    goal, tried = best.prediction.tokens_per_s if best else None, parse_lookaheads(lookaheads)
+    goal = best.prediction.tokens_per_s if best else None
     chosen = choose_candidates(shapes, model, timed, whole.mean_context, tried, goal, candidates, max_parameters)
     rungs = plan_rungs(len(chosen), tokens)
     plan = ", then ".join(f"{rung.candidates} on {rung.tokens:,} tokens each" for rung in rungs)

@@ -66,7 +66,7 @@ class GenerateCommand(DraftCommand):
     rule: Literal["token", "block"] = "token"
     """How drawn proposals are judged: token by token, or as a whole, which accepts more. Either is lossless."""
     lookahead: int | Literal["auto"] = 5
-    """Draft tokens an iteration, 1 to 32; auto: what pays, chosen anew as the text goes."""
+    """Lookahead: draft tokens an iteration, 1 to 32. auto: what pays, chosen anew as the text goes on."""
     max_new_tokens: MaxNewTokens = 128
     temperature: Temperature = 0.0
     top_k: TopK = None

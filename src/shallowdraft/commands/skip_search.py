@@ -24,7 +24,7 @@ class SkipSearchCommand(ModelCommand):
     target: Target
     trace: Trace
     out: str
-    """Every trial: a file of JSON lines, which generate --skips reads."""
+    """File of the trials, in JSON lines, which generate --skips reads."""
     trials: int = 80
     """Sets of parts to try."""
     json_output: Json = False

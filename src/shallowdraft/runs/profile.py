@@ -475,6 +475,7 @@ class Profile(Tabular):
 
         def of_point(rows: Sequence[Record]) -> float:
             ratios = [_total_s(row) / row["plain_s"] for row in rows]
+            # Quartiles rather than a standard deviation: a few disturbed samples do not widen them.
             low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
             return float((high - low) / 2 / middle)
 
