@@ -55,7 +55,7 @@ def test_the_command_writes_a_tree_that_generate_takes(trace, tmp_path: Path, ca
     (tmp_path / "junk.json").write_text('{"parents": 3}')
     assert main([*generate, str(tmp_path / "junk.json"), "--draft", "zoo:4x128", "--drafter", "tree"]) == 2
     assert "this is no tree" in capsys.readouterr().err
-    for wrong in (["--nodes", "0"], ["--tree", tree]):
+    for wrong in (["--nodes", "0"], ["--out", tree]):
         assert main([*command, *wrong]) == 2
 
 
