@@ -139,7 +139,7 @@ def search(
     shapes, timed = _parents(target, as_list(parents) or [target], profile, device)
     model = fit(observations(timed, next(iter(shapes.values()))))
     best, whole = _best_at_hand(target, trace, timed, dtype, draft_dtype, device), open_trace(trace)
-    files, say, where = RunFolder(Path(out)), saying(progress), executor(cluster, device)
+    files, say = RunFolder(Path(out)), saying(progress)
     files.path.mkdir(parents=True, exist_ok=True)
     trainable = load(target, "float32", device, trainable=True)
     if not files.profile.exists():
@@ -149,8 +149,8 @@ def search(
     rungs = plan_rungs(len(chosen), tokens)
     plan = ", then ".join(f"{rung.candidates} on {rung.tokens:,} tokens each" for rung in rungs)
     say(f"{plan}; candidates: {', '.join(candidate.name for candidate in chosen)}")
-    corpus_folder = Path(corpus) if corpus else None
-    following(progress)("the target writes", write_text(trainable, files.path, generated, corpus_folder), generated)
+    beginnings = Path(corpus) if corpus else None
+    following(progress)("the target writes", write_text(trainable, files.path, generated, beginnings), generated)
     builder = Builder(
         target=trainable,
         parents={name: load(name, "float32", device, trainable=True) for name in shapes},
@@ -158,7 +158,7 @@ def search(
         folder=files.path,
         follow=following_training(progress),
     )
-    found = Search(
+    winner = Search(
         builder=builder,
         engine=load(target, dtype, device),
         load_draft=partial(load_draft_model, dtype=draft_dtype or dtype, device=device),
@@ -166,12 +166,17 @@ def search(
         profile=files.profile,
         lookaheads=tried,
         follow=following(progress),
-        executor=where,
+        executor=executor(cluster, device),
         say=say,
     ).run(chosen, rungs)
-    draft = files.path / "draft"
-    if not draft.exists():
-        partial_copy = files.path / "draft.partial"
-        shutil.rmtree(partial_copy, ignore_errors=True)
-        shutil.copytree(found.folder, partial_copy).rename(draft)
-    return SearchResult(found.candidate.name, draft, tuple(read_search(files.search)), found.record, best)
+    draft = _copy_once(winner.folder, files.path / "draft")
+    return SearchResult(winner.candidate.name, draft, tuple(read_search(files.search)), winner.record, best)
+
+
+def _copy_once(folder: Path, copy: Path) -> Path:
+    """Copy a folder whole, unless it was copied before."""
+    if not copy.exists():
+        unfinished = copy.with_name(copy.name + ".partial")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(folder, unfinished).rename(copy)
+    return copy

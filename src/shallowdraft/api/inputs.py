@@ -1,4 +1,4 @@
-"""What functions of the API accept: names or loaded models, records or their files, one name or several."""
+"""Inputs of the API: names or loaded models, records or their files, one name or several."""
 
 import re
 from collections.abc import Iterable, Sequence

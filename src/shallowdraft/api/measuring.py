@@ -363,13 +363,13 @@ def check_drafters(
     chosen = set(drafters)
     if not chosen:
         raise OptionError("--drafters is empty; name model, tree, ngram, skip or medusa")
-    for option, given, takers in (
+    for option, present, takers in (
         ("--drafts", bool(drafts), {"model", "tree"}),
         ("--node-counts", bool(node_counts), {"tree", "medusa"}),
         ("--heads", heads is not None, {"medusa"}),
         ("--skips", skips is not None, {"skip"}),
     ):
-        if given and not chosen & takers:
+        if present and not chosen & takers:
             raise OptionError(f"{option} is for --drafters {' or '.join(sorted(takers))}")
     if chosen & {"model", "tree"} and not drafts:
         raise OptionError("give --drafts; the drafters model and tree need them, ngram, skip and medusa do not")

@@ -1,4 +1,4 @@
-"""What is done with a run and its drafts: accuracy, report, export, bench, open_run."""
+"""Show and use a run and its drafts: accuracy, report, export, bench, open_run."""
 
 import os
 from collections.abc import Iterator, Sequence

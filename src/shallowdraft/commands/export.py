@@ -37,7 +37,7 @@ class ExportCommand(Command):
     that and the study's profile.jsonl has batches (profile --batches … --out RUN/profile.jsonl)."""
     lookahead: OptionalLookahead = None
     dtype: Dtype = None
-    """float32, bfloat16, float16 or int8. No other engine reads our int8. Default: what the checkpoint's config says."""
+    """float32, bfloat16, float16 or int8. Our int8 is refused: no other engine reads it. Default: the checkpoint's."""
     json_output: Json = False
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 
