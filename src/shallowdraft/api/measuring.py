@@ -31,12 +31,13 @@ from shallowdraft.runs.trace import Trace
 
 if TYPE_CHECKING:
     from shallowdraft.models.model import Model
+    from shallowdraft.prompts import Prompt
     from shallowdraft.studying.proposers import Proposer
 
 
 def record(
     target: "str | Model",
-    prompts: Names,
+    prompts: "Names | Iterable[tuple[str, Prompt]]",
     out: str | Path,
     *,
     limit: int | None = None,
@@ -279,7 +280,7 @@ def study(
     target: "str | Model",
     drafts: Names = (),
     *,
-    prompts: Names,
+    prompts: "Names | Iterable[tuple[str, Prompt]]",
     out: str | Path,
     drafters: Sequence[StudyDrafter] = ("model",),
     node_counts: Sequence[int] = (),
