@@ -80,7 +80,7 @@ class ModelCommand(Command):
     """Options of every command that loads a model."""
 
     dtype: Dtype = None
-    """float32, bfloat16, float16 or int8. Default: float32 on a CPU, bfloat16 on CUDA."""
+    """Precision: float32, bfloat16, float16 or int8. Default: float32 on a CPU, bfloat16 on CUDA."""
     device: Name = None
     """cpu, cuda or cuda:N. Default: CUDA where there is one."""
     threads: Number = None
@@ -102,7 +102,7 @@ class DraftCommand(ModelCommand):
     """Options of every command that loads a draft."""
 
     draft_dtype: Dtype = None
-    """Of drafts alone: it changes their speed, never the output. Default: int8 on a CPU with gcc, else as --dtype."""
+    """Precision of drafts, which changes their speed, never the output. Default: int8 on a CPU with gcc, or --dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
