@@ -13,7 +13,8 @@ from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import measure as measuring
 from shallowdraft.profiling.measure import require_machine
 from shallowdraft.runs.candidate import Candidate
-from shallowdraft.runs.profile import Point, Profile, read_profile
+from shallowdraft.runs.part_times import Point
+from shallowdraft.runs.profile import Profile, read_profile
 from shallowdraft.shapes.notation import parse_shape
 
 

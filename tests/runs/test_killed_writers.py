@@ -24,7 +24,8 @@ from shallowdraft.runs.accuracy import (
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.live import LiveRun, append_live_runs, open_live_runs, read_live_runs
 from shallowdraft.runs.machine_state import MachineState
-from shallowdraft.runs.profile import Point, open_profile, point_fields, read_profile, samples_taken
+from shallowdraft.runs.part_times import Point
+from shallowdraft.runs.profile import open_profile, point_fields, read_profile, samples_taken
 from shallowdraft.runs.replays import ReplayRecord, read_replays, write_replays
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.search import open_search, read_search
