@@ -265,7 +265,6 @@ def test_a_command_under_torchrun(parent: str, corpus: str, tmp_path: Path):
         (["--tokens", "0"], "must be at least 1"),
         (["--dtype", "bfloat16"], "trained in float32"),
         (["--mask-tokens", "1.5"], "a share"),
-        (["--objective", "mse"], "'mse' is unknown"),
         (["--sequence", "100000", "--batch-tokens", "100000"], "no domain has"),
     ],
 )

@@ -121,7 +121,7 @@ def test_token_ids_in_a_file_of_prompts(without_tokenizer, tmp_path: Path, capsy
     outputs = read_trace(trace).outputs
     assert [output.prompt for output in outputs] == [[5, 6, 7], [8]]
     assert [output.output for output in outputs] == [generation["token_ids"] for generation in generations]
-    assert main(["replay", "--trace", str(trace), "--draft", draft]) == 0
+    assert main(["replay", "--trace", str(trace), "--drafts", draft]) == 0
     assert main(["record", "--target", target, *options, "--chat", "--out", str(tmp_path / "chat.jsonl")]) == 2
     assert "prompt a is token ids" in capsys.readouterr().err
 
@@ -204,10 +204,9 @@ def test_pair(tmp_path: Path, capsys):
         (["--target", __file__], "is a file"),
         (["--seed", "99999999999999999999"], "seed is"),
         (["--draft", "./nowhere"], "no such folder"),
-        (["--dtype", "int3"], "dtype 'int3' is unknown"),
         (["--device", "cuda:9"], "CUDA GPUs"),
-        (["--threads", "0"], "threads is 0"),
-        (["--threads", "99999"], "threads is 99999"),
+        (["--threads", "0"], "--threads is 0"),
+        (["--threads", "99999"], "--threads is 99999"),
         (["--chat"], "no chat template"),
     ],
 )

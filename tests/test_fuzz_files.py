@@ -88,7 +88,7 @@ QUICK = {
     "tree": Case("tree.json", f"{GENERATE} --drafter tree --tree tree.json --nodes 4"),
     "skips": Case("skips.jsonl", GENERATE.replace("--draft draft", "--drafter skip --skips skips.jsonl")),
     "prompts": Case("few.jsonl", GENERATE.replace("--prompt Some", "--prompts few.jsonl")),
-    "questions": Case("questions.jsonl", "accuracy --draft draft --sets questions.jsonl --json"),
+    "questions": Case("questions.jsonl", "accuracy --drafts draft --sets questions.jsonl --json"),
     "completions": Case("answers.jsonl", "record --target target --import answers.jsonl --out imported"),
     "tensors": Case(
         "tensors.txt",
@@ -173,7 +173,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory, folder) -> Path:
             "record --target target --prompts few.jsonl --out drawn.jsonl --max-new-tokens 16 --temperature 1",
             "skip-search --target target --trace run/trace.jsonl --out skips.jsonl --trials 1",
             "replay --trace run/trace.jsonl --draft draft --nodes 4 --tree tree.json",
-            "accuracy --draft draft --sets questions.jsonl --trace run/trace.jsonl --json",
+            "accuracy --drafts draft --sets questions.jsonl --trace run/trace.jsonl --json",
             QUICK["online outputs"].command,
             PRETRAIN.replace("made", "begun"),
         ):

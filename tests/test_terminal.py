@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_names_in_tables_and_lines(folder: Path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert main(["inspect", "target", NAME]) == 0
-    assert main(["replay", "--trace", "trace.jsonl", "--draft", NAME]) == 0
+    assert main(["replay", "--trace", "trace.jsonl", "--drafts", NAME]) == 0
     assert main(["generate", "--target", "target", "--draft", NAME, "--prompt", "hello", "--json"]) == 0
     seen = capsys.readouterr()
     assert not CONTROL.search(seen.out + seen.err)
@@ -56,7 +56,7 @@ def test_names_in_tables_and_lines(folder: Path, monkeypatch, capsys):
 def test_names_in_errors_take_one_line(folder: Path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / NAME / "config.json").rename(folder / "config.json")
-    assert main(["replay", "--trace", "trace.jsonl", "--draft", NAME]) == 2
+    assert main(["replay", "--trace", "trace.jsonl", "--drafts", NAME]) == 2
     assert main(["inspect", NAME + "\nerror"]) == 2
     (folder / "config.json").rename(folder / NAME / "config.json")
     error = capsys.readouterr().err
@@ -93,9 +93,9 @@ def test_text_goes_to_a_file_as_it_is(folder: Path, monkeypatch, capsys):
 
 
 def test_every_console_is_ours():
-    commands = Path(sd.__file__).parent / "commands"
-    others = [file.name for file in commands.glob("*.py") if "rich.console import" in file.read_text()]
-    assert others == ["console.py"]
+    package = Path(sd.__file__).parent
+    importing = [file.name for file in package.rglob("*.py") if "rich.console import" in file.read_text()]
+    assert importing == ["console.py"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_every_console_is_ours():
     [
         ["inspect", "target", "nameless"],
         ["generate", "--target", "target", "--draft", "nameless", "--prompt", "hello", "--json"],
-        ["replay", "--trace", "trace.jsonl", "--draft", "nameless", "--nodes", "3", "--json"],
+        ["replay", "--trace", "trace.jsonl", "--drafts", "nameless", "--nodes", "3", "--json"],
     ],
     ids=lambda command: command[0],
 )

@@ -1,4 +1,4 @@
-"""What functions of the API return, beside the records of a run: frozen dataclasses that show themselves as tables."""
+"""Results of the API, beside the records of a run: frozen dataclasses that show themselves as tables."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -266,7 +266,7 @@ class SearchResult(Tabular):
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where a report was written."""
+    """The files of a report."""
 
     page: Path
     figures: tuple[Path, ...] = ()
@@ -279,7 +279,7 @@ class ReportFiles:
 
 @dataclass(frozen=True, repr=False)
 class BenchResult(Tabular):
-    """What a server was measured to do, at each concurrency."""
+    """Figures of a server at each concurrency."""
 
     server: str
     levels: "tuple[Level, ...]"
@@ -343,7 +343,7 @@ class Run(Tabular):
 
     @cached_property
     def tokens(self) -> list[TokenSources]:
-        """Where the tokens of some outputs came from."""
+        """The source of each token of some outputs."""
         return read_tokens(self._existing(self.files.tokens, "study"))
 
     @cached_property

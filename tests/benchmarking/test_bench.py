@@ -127,7 +127,7 @@ def test_a_run_measures_and_counts(served, tmp_path: Path, capsys, monkeypatch):
     command = arguments(f"{url}/v1", prompts(tmp_path, *TEXTS), tmp_path / "out.jsonl")
     command += ["--draft", "zoo:2x192", "--lookahead", str(LOOKAHEAD)]
     monkeypatch.setattr(sys, "argv", ["shallowdraft", *command])
-    assert main([*command, "--concurrency", "1", "2", "--rounds", "2", "--json"]) == 0
+    assert main([*command, "--concurrency", "1", "2", "--repeats", "2", "--json"]) == 0
     levels = json.loads(capsys.readouterr().out)["levels"]
     assert [(level["concurrency"], level["requests"], level["failed"]) for level in levels] == [(1, 6, 0), (2, 6, 0)]
     for level in levels:
@@ -148,7 +148,7 @@ def test_a_run_measures_and_counts(served, tmp_path: Path, capsys, monkeypatch):
     assert all(row["tokens"] == TOKENS for row in answers)
     assert [row["text"] for row in answers if row["id"] == "0"] == [expected] * 4
     assert KEY not in (tmp_path / "out.jsonl").read_text()
-    assert main([*command, "--concurrency", "1", "2", "--rounds", "2"]) == 0  # sends no request
+    assert main([*command, "--concurrency", "1", "2", "--repeats", "2"]) == 0  # sends no request
     assert len(list(Records.read(tmp_path / "out.jsonl", KIND))) == len(rows)
     assert "first token ms" in capsys.readouterr().out
 

@@ -278,9 +278,9 @@ def test_a_pair_can_be_made(tmp_path, capsys):
 
 COMMANDS = {
     "record": ["--target", "T5", "--prompts", "zoo", "--out", "OUT"],
-    "profile": ["--target", "zoo:target", "--draft", "T5", "--out", "OUT"],
+    "profile": ["--target", "zoo:target", "--drafts", "T5", "--out", "OUT"],
     "study": ["--target", "T5", "--drafts", "T5", "--prompts", "zoo", "--out", "OUT"],
-    "accuracy": ["--draft", "T5", "--limit", "1"],
+    "accuracy": ["--drafts", "T5", "--limit", "1"],
     "prune": ["--parent", "T5", "--shape", "1x16/2h/16", "--corpus", "OUT", "--tokens", "9", "--out", "OUT"],
     "distill": ["--target", "T5", "--draft", "T5", "--corpus", "OUT", "--tokens", "9", "--out", "OUT"],
     "heads": ["--target", "T5", "--corpus", "OUT", "--tokens", "9", "--out", "OUT"],
@@ -305,7 +305,7 @@ def test_commands_that_take_a_trace_refuse_it_too(folders, tmp_path, capsys):
     trace = str(tmp_path / "trace.jsonl")
     asked = ["--target", "zoo:2x192", "--prompts", "zoo", "--limit", "1", "--max-new-tokens", "2", "--out", trace]
     assert main(["record", *asked]) == 0
-    for command in (["replay", "--draft", folders[0]], ["skip-search", "--target", folders[0], "--out", "none.jsonl"]):
+    for command in (["replay", "--drafts", folders[0]], ["skip-search", "--target", folders[0], "--out", "none.jsonl"]):
         capsys.readouterr()
         assert main([*command, "--trace", trace]) == 2
         assert "encoder–decoder, which only generate and inspect take" in capsys.readouterr().err

@@ -296,7 +296,7 @@ def test_the_lookahead_of_a_study_is_exported(small: Path, tmp_path: Path, capsy
     best = json.loads((run / "study.json").read_text())["rows"][0]
     advice = advise(run, target, draft)
     assert (advice.lookahead, advice.by_batch, advice.how) == (best["lookahead"], {}, "predicted")
-    times = ["--draft", draft, "--lookaheads", "1", "3", "--contexts", "64", "--batches", "4"]
+    times = ["--drafts", draft, "--lookaheads", "1,3", "--contexts", "64", "--batches", "4"]
     assert main(["profile", *common, *times, "--out", str(run / "profile.jsonl")]) == 0
     assert advise(run, target, draft).by_batch.keys() == {1, 4}
     capsys.readouterr()
@@ -364,7 +364,7 @@ def test_batches_timed_at_shorter_lookaheads_than_the_studys(tmp_path: Path):
     run = timed_run(tmp_path / "run", 1.2, None)
     far = {"name": "", "drafter": "model", "draft": "zoo:2x192", "tar": {"2": 1.9, "3": 2.2}}
     Records.read(run / "replays.jsonl", REPLAYS).append(far)
-    with pytest.raises(RecordError, match="profile --draft zoo:2x192 --lookaheads 2 --batches 4"):
+    with pytest.raises(RecordError, match="profile --drafts zoo:2x192 --lookaheads 2 --batches 4"):
         advise(run, "zoo:target", "zoo:2x192")
 
 

@@ -14,15 +14,15 @@ PARENT = parse_shape("20x256/4h/688", vocab=8192)
 def test_it_finds_what_it_was_made_with():
     truth = LatencyModel(3e-5, 2e-5, 1e-5, 2e-11, 1e-11)
     places = [(shape, d, context) for shape in trial_shapes(PARENT) for d in (2, 8) for context in (64, 1024)]
-    found = fit([Observation(*place, truth.draft_s(*place)) for place in places])
-    assert found.worst_error < 1e-6
+    fitted = fit([Observation(*place, truth.draft_s(*place)) for place in places])
+    assert fitted.worst_error < 1e-6
     for name in ("start_s", "step_s", "layer_s", "weight_s", "attended_s"):
-        assert log10(getattr(found, name)) == pytest.approx(log10(getattr(truth, name)), abs=1e-3)
+        assert log10(getattr(fitted, name)) == pytest.approx(log10(getattr(truth, name)), abs=1e-3)
 
 
 def test_it_never_predicts_less_than_nothing():
-    found = fit([Observation(shape, 4, 64, 1e-4) for shape in trial_shapes(PARENT)])
-    assert min(found.start_s, found.step_s, found.layer_s, found.weight_s, found.attended_s) >= 0
+    fitted = fit([Observation(shape, 4, 64, 1e-4) for shape in trial_shapes(PARENT)])
+    assert min(fitted.start_s, fitted.step_s, fitted.layer_s, fitted.weight_s, fitted.attended_s) >= 0
 
 
 def test_trial_shapes_vary_depth_and_width():

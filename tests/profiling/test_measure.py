@@ -13,7 +13,8 @@ from shallowdraft.models.synthetic import make_pair
 from shallowdraft.profiling import measure as measuring
 from shallowdraft.profiling.measure import require_machine
 from shallowdraft.runs.candidate import Candidate
-from shallowdraft.runs.profile import Point, Profile, read_profile
+from shallowdraft.runs.part_times import Point
+from shallowdraft.runs.profile import Profile, read_profile
 from shallowdraft.shapes.notation import parse_shape
 
 
@@ -40,11 +41,10 @@ def test_from_a_trace_and_a_profile_to_a_verdict(pair: Path, tmp_path: Path, cap
         "profile",
         "--target",
         target,
-        "--draft",
+        "--drafts",
         draft,
         "--lookaheads",
-        "1",
-        "3",
+        "1,3",
         "--contexts",
         "16",
         "--out",
@@ -62,7 +62,7 @@ def test_from_a_trace_and_a_profile_to_a_verdict(pair: Path, tmp_path: Path, cap
     (found,) = json.loads(capsys.readouterr().out)["predictions"]
     assert found["lookahead"] in (1, 2, 3)
     assert found["speed_up"] == pytest.approx(found["tokens_per_s"] / found["plain_tokens_per_s"])
-    assert main(["replay", "--trace", "t", "--draft", draft, "--json"]) == 0
+    assert main(["replay", "--trace", "t", "--drafts", draft, "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["drafts"]
     assert one["tar"][str(found["lookahead"])] == pytest.approx(found["tar"])
     assert len(one["tar"]) == 32
@@ -73,9 +73,9 @@ def test_from_a_trace_and_a_profile_to_a_verdict(pair: Path, tmp_path: Path, cap
     ("given", "said"),
     [
         (["--tar", "3"], "--draft-ms"),
-        (["--tar", "9", "--lookahead", "5", "--draft-ms", "1", "--target-ms", "5"], "between 1 and 6"),
-        (["--tar", "3", "--lookahead", "5", "--draft-ms", "nan", "--target-ms", "5"], "must be a time"),
-        (["--tar", "3", "--lookahead", "5", "--draft-ms", "1", "--target-ms", "0"], "must be a time"),
+        (["--tar", "9", "--lookahead", "5", "--draft-ms", "1", "--verify-ms", "5"], "between 1 and 6"),
+        (["--tar", "3", "--lookahead", "5", "--draft-ms", "nan", "--verify-ms", "5"], "must be a time"),
+        (["--tar", "3", "--lookahead", "5", "--draft-ms", "1", "--verify-ms", "0"], "must be a time"),
         (["--trace", "t"], "both --trace and --profile"),
         (["--trace", "t", "--profile", "p"], "no such file"),
     ],
@@ -87,7 +87,7 @@ def test_wrong_numbers(given: list[str], said: str, capsys, tmp_path: Path, monk
 
 
 def test_numbers_typed_in(capsys):
-    given = ["--lookahead", "5", "--draft-ms", "1", "--target-ms", "7", "--plain-ms", "6.5"]
+    given = ["--lookahead", "5", "--draft-ms", "1", "--verify-ms", "7", "--plain-ms", "6.5"]
     assert main(["predict", "--tar", "3", *given]) == 0
     assert "pays 2.44x at lookahead 5" in capsys.readouterr().out
     assert main(["predict", "--tar", "3", *given[:-1], "7.2"]) == 0

@@ -66,7 +66,7 @@ def test_the_commands_agree(tmp_path: Path, capsys):
     target, draft = map(str, make_pair(*shapes, 0.7).save(tmp_path))
     trace = str(tmp_path / "trace.jsonl")
     recorded(sd.load(target), 2, 40, Path(trace))
-    given = ["replay", "--trace", trace, "--draft", draft, "--lookahead", "6"]
+    given = ["replay", "--trace", trace, "--drafts", draft, "--lookahead", "6"]
     assert main([*given, "--min-confidence", "0.2", "0.9", "--json"]) == 0
     (lenient, strict) = json.loads(capsys.readouterr().out)["drafts"][0]["confidence"]
     assert lenient["drafted"] > strict["drafted"] >= 1

@@ -53,7 +53,7 @@ def test_greedy_replay_is_the_engines_count_iteration_by_iteration(
     decoder.load_state_dict(random_state(draft))
     draft = replace(draft, decoder=decoder.pack())
     trace = trace_of(target, PROMPTS, tmp_path / "trace.jsonl", max_new_tokens=40)
-    found = replay_model(draft, trace)
+    replay = replay_model(draft, trace)
     for lookahead in range(1, 13):
         live = [
             sd.generate(target, output.prompt, draft=draft, lookahead=lookahead, max_new_tokens=40)
@@ -62,12 +62,12 @@ def test_greedy_replay_is_the_engines_count_iteration_by_iteration(
         assert [run.token_ids for run in live] == [output.output for output in trace.outputs]
         counts = [
             kept_by_iteration(accepted > 0.5, lookahead, room)
-            for accepted, room in zip(found.acceptance, found.room, strict=True)
+            for accepted, room in zip(replay.acceptance, replay.room, strict=True)
         ]
         assert [run.accepted_by_iteration for run in live] == counts
         whole = sd.total([run.stats for run in live], one_batch=False)
-        assert found.tar()[lookahead] == pytest.approx(whole.tar)
-        assert found.counts.acceptance_by_position(lookahead).tolist() == pytest.approx(
+        assert replay.tar()[lookahead] == pytest.approx(whole.tar)
+        assert replay.counts.acceptance_by_position(lookahead).tolist() == pytest.approx(
             list(whole.acceptance_by_position)
         )
     trees = replay_tree(draft, trace, (6,))
@@ -95,22 +95,22 @@ def test_sampled_replay_is_what_live_runs_give_on_average(
 ):
     target = sd.Model("target", random_decoder(TARGET, seed=11, scale=1.5).pack())
     draft = sd.Model("draft", random_decoder(DRAFT, seed=12, scale=1.5).pack())
-    law = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    outputs = sd.generate(target, [[1, 2, 3]] * RECORDED, max_new_tokens=LENGTH, **law, seed=7)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    outputs = sd.generate(target, [[1, 2, 3]] * RECORDED, max_new_tokens=LENGTH, **sampling, seed=7)
     # through a file, as a user would
-    trace = recorded(target, [run.token_ids for run in outputs], Sampling(**law), tmp_path)
-    found = replay_model(draft, trace)
-    inverted = replace(found, acceptance=[inverse(row) for row in found.acceptance])  # as if p and q had been swapped
+    trace = recorded(target, [run.token_ids for run in outputs], Sampling(**sampling), tmp_path)
+    replay = replay_model(draft, trace)
+    inverted = replace(replay, acceptance=[inverse(row) for row in replay.acceptance])  # as if p and q had been swapped
     for lookahead in (1, 3, 6):
         runs = sd.generate(
-            target, [[1, 2, 3]] * LIVE, draft=draft, lookahead=lookahead, max_new_tokens=LENGTH, **law, seed=99
+            target, [[1, 2, 3]] * LIVE, draft=draft, lookahead=lookahead, max_new_tokens=LENGTH, **sampling, seed=99
         )
         iterations = np.array([run.stats.iterations for run in runs])
-        expected = (LENGTH - 1) / found.tar()[lookahead]
-        spread = iterations.std() / np.sqrt(LIVE) + found.counts.iterations[:, 0].std() / np.sqrt(RECORDED)
+        expected = (LENGTH - 1) / replay.tar()[lookahead]
+        spread = iterations.std() / np.sqrt(LIVE) + replay.counts.iterations[:, 0].std() / np.sqrt(RECORDED)
         assert abs(iterations.mean() - expected) < 2.58 * spread
         # what must be caught: rates multiplied as if tokens were independent, and the ratio upside down
-        rate = np.concatenate(found.acceptance).mean()
+        rate = np.concatenate(replay.acceptance).mean()
         assert lookahead == 1 or abs((LENGTH - 1) / cost.independent_tar(rate, lookahead) - iterations.mean()) > spread
         assert abs((LENGTH - 1) / inverted.tar()[lookahead] - iterations.mean()) > 2.58 * spread
 
@@ -146,13 +146,13 @@ def recorded(target: sd.Model, outputs: list[list[int]], sampling: Sampling, fol
 
 
 def test_a_draft_without_the_tokens_that_were_added_to_its_target_fits(tmp_path: Path):
-    """As transformers adds one to the tokenizer of a Qwen2; a token of the draft's own in that place does not."""
+    """Transformers adds a token to the tokenizer of a Qwen2; a draft with another token in its place does not fit."""
     words = {f"w{index}": index for index in range(30)}
 
     def tokenizer(*added: str) -> PreTrainedTokenizerFast:
-        made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
-        made.add_tokens(list(added))
-        return made
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
+        tokenizer.add_tokens(list(added))
+        return tokenizer
 
     decoder = random_decoder(parse_shape("1x32/2h/48", vocab=40))
     recorded = vocabulary(tokenizer("<end>"), 40)

@@ -26,7 +26,7 @@ def recorded(target: sd.Model, count: int, path: Path) -> Trace:
 
 def compare(target: sd.Model, name: str, trace: Trace, lookaheads: list[int]) -> None:
     draft = sd.load_draft(f"zoo:{name}")
-    found = replay_model(draft, trace)
+    replay = replay_model(draft, trace)
     for lookahead in lookaheads:
         stats = []
         for row, output in enumerate(trace.outputs):
@@ -34,9 +34,9 @@ def compare(target: sd.Model, name: str, trace: Trace, lookaheads: list[int]) ->
             stats.append(live.stats)
             assert live.token_ids == output.output
             assert live.accepted_by_iteration == kept_by_iteration(
-                found.acceptance[row] > 0.5, lookahead, found.room[row]
+                replay.acceptance[row] > 0.5, lookahead, replay.room[row]
             )
-        assert found.tar()[lookahead] == pytest.approx(sd.total(stats, one_batch=False).tar)
+        assert replay.tar()[lookahead] == pytest.approx(sd.total(stats, one_batch=False).tar)
 
 
 def test_some(tmp_path: Path):

@@ -38,44 +38,44 @@ def trace(target: sd.Model, tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.fixture(scope="module")
 def heads(target: sd.Model) -> Heads:
     """Barely moved from where training begins: they are right now and then."""
-    found = fresh_heads(target.decoder, 3)
-    torch.nn.init.normal_(found.inner.weight, std=0.02, generator=torch.Generator().manual_seed(2))
-    return found.requires_grad_(False)
+    heads = fresh_heads(target.decoder, 3)
+    torch.nn.init.normal_(heads.inner.weight, std=0.02, generator=torch.Generator().manual_seed(2))
+    return heads.requires_grad_(False)
 
 
-def compare(target: sd.Model, found: CountedReplay, options: dict[str, object]) -> None:
-    candidates = {(candidate.drafter, candidate.draft): options for candidate in found.candidates.values()}
-    for size, candidate in found.candidates.items():
+def compare(target: sd.Model, replay: CountedReplay, options: dict[str, object]) -> None:
+    candidates = {(candidate.drafter, candidate.draft): options for candidate in replay.candidates.values()}
+    for size, candidate in replay.candidates.items():
         stats = []
-        for row, output in enumerate(found.trace.outputs):
+        for row, output in enumerate(replay.trace.outputs):
             live = sd.generate(target, output.prompt, max_new_tokens=64, **options_of(candidate, candidates))
             assert live.token_ids == output.output
-            assert live.accepted_by_iteration == found.kept_by_iteration(size)[row]
+            assert live.accepted_by_iteration == replay.kept_by_iteration(size)[row]
             stats.append(live.stats)
             nodes = len(candidate.tree) or None
             proposed = {
-                nodes or length: iterations[row] for length, iterations in found.iterations_by_length(size).items()
+                nodes or length: iterations[row] for length, iterations in replay.iterations_by_length(size).items()
             }
             assert live.stats.drafted == sum(length * iterations for length, iterations in proposed.items())
         whole = sd.total(stats, one_batch=False)
-        assert found.tar()[size] == pytest.approx(whole.tar)
-        shares = found.counts.acceptance_by_position(size)[: candidate.lookahead]
+        assert replay.tar()[size] == pytest.approx(whole.tar)
+        shares = replay.counts.acceptance_by_position(size)[: candidate.lookahead]
         assert shares.tolist() == pytest.approx(list(whole.acceptance_by_position[: len(shares)]))
 
 
 def test_copied_text(target: sd.Model, trace: Trace):
-    found = replay_ngram(trace, (1, 3, 8))
-    compare(target, found, {"drafter": "ngram"})
-    assert max(found.tar().values()) > 1.1
+    replay = replay_ngram(trace, (1, 3, 8))
+    compare(target, replay, {"drafter": "ngram"})
+    assert max(replay.tar().values()) > 1.1
     whole = replay_ngram(trace, (3,), whole=True)  # as on a GPU
-    assert whole.tar()[3] >= found.tar()[3]
+    assert whole.tar()[3] >= replay.tar()[3]
     assert list(whole.iterations_by_length(3)) == [3]
 
 
 def test_heads(target: sd.Model, trace: Trace, heads: Heads):
-    found = replay_medusa(target, heads, "heads", trace, (2, 9))
-    compare(target, found, {"drafter": "medusa", "heads": heads})
-    assert found.tar()[9] > 1.05
+    replay = replay_medusa(target, heads, "heads", trace, (2, 9))
+    compare(target, replay, {"drafter": "medusa", "heads": heads})
+    assert replay.tar()[9] > 1.05
 
 
 def test_trees(target: sd.Model, trace: Trace):
@@ -85,12 +85,12 @@ def test_trees(target: sd.Model, trace: Trace):
 
 def test_skipped_parts_and_that_they_are_tried_once(target: sd.Model, trace: Trace, tmp_path: Path, monkeypatch):
     path = tmp_path / "skips.jsonl"
-    found = replay_skip(target, SKIPS, trace, (1, 4), path)
-    compare(target, found, {"drafter": "skip", "skips": SKIPS})
-    assert found.tar()[4] > 2
+    replay = replay_skip(target, SKIPS, trace, (1, 4), path)
+    compare(target, replay, {"drafter": "skip", "skips": SKIPS})
+    assert replay.tar()[4] > 2
     monkeypatch.setattr("shallowdraft.replaying.skip.drafted_right", None)
     again = replay_skip(target, SKIPS, trace, (2, 4), path)
-    assert again.tar()[4] == found.tar()[4]
+    assert again.tar()[4] == replay.tar()[4]
     with pytest.raises(TypeError):
         replay_skip(target, SKIPS, trace, (5,), path)  # what was tried is too short
 
@@ -102,12 +102,12 @@ def test_a_trace_that_was_sampled_is_refused(target: sd.Model, trace: Trace):
 
 
 def test_figures_are_those_of_iterations(trace: Trace):
-    found = replay_ngram(trace, (1, 4))
-    figures = found.record("ngram")
+    replay = replay_ngram(trace, (1, 4))
+    figures = replay.record("ngram")
     emitted = sum(len(output.output) - 1 for output in trace.outputs)
-    assert figures.tar[4] == pytest.approx(emitted / sum(map(len, found.kept_by_iteration(4))))
+    assert figures.tar[4] == pytest.approx(emitted / sum(map(len, replay.kept_by_iteration(4))))
     low, high = figures.tar_interval[4]
     assert low <= figures.tar[4] <= high
     assert np.isclose(
-        sum(iterations.sum() for iterations in found.iterations_by_length(4).values()), found.counts.at(4).sum()
+        sum(iterations.sum() for iterations in replay.iterations_by_length(4).values()), replay.counts.at(4).sum()
     )

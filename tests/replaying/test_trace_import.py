@@ -36,7 +36,7 @@ def test_greedy_completions(pair: Path, tmp_path: Path, capsys):
     assert trace.sampling.greedy
     assert [(one.prompt, one.output) for one in trace.outputs] == [([1, 2], [5, 6, 7])] * 2
     capsys.readouterr()
-    replay = ["replay", "--trace", str(tmp_path / "trace.jsonl"), "--draft", str(pair / "draft"), "--json"]
+    replay = ["replay", "--trace", str(tmp_path / "trace.jsonl"), "--drafts", str(pair / "draft"), "--json"]
     assert main(replay) == 0
     assert json.loads(capsys.readouterr().out)["drafts"][0]["tar"]["1"] >= 1
     assert run(pair, tmp_path, [completion()]) == 2  # nothing is overwritten

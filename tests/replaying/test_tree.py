@@ -44,8 +44,8 @@ def test_beyond_the_drafts_context_nothing_is_kept():
 
 
 def test_the_command_writes_a_tree_that_generate_takes(trace, tmp_path: Path, capsys):
-    tree, command = str(tmp_path / "tree.json"), ["replay", "--trace", str(trace[0]), "--draft", "zoo:4x128"]
-    assert main([*command, "--nodes", "6", "--tree", tree, "--json"]) == 0
+    tree, command = str(tmp_path / "tree.json"), ["replay", "--trace", str(trace[0]), "--drafts", "zoo:4x128"]
+    assert main([*command, "--nodes", "6", "--out", tree, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["drafts"][0]["tree"]
     assert len(said["parents"]) == 6
     generate = ["generate", "--target", "zoo:target", "--prompt", "One", "--max-new-tokens", "8", "--tree"]
@@ -55,7 +55,7 @@ def test_the_command_writes_a_tree_that_generate_takes(trace, tmp_path: Path, ca
     (tmp_path / "junk.json").write_text('{"parents": 3}')
     assert main([*generate, str(tmp_path / "junk.json"), "--draft", "zoo:4x128", "--drafter", "tree"]) == 2
     assert "this is no tree" in capsys.readouterr().err
-    for wrong in (["--nodes", "0"], ["--tree", tree]):
+    for wrong in (["--nodes", "0"], ["--out", tree]):
         assert main([*command, *wrong]) == 2
 
 

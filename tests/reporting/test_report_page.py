@@ -13,10 +13,11 @@ from made_run import make_run, make_server
 
 from shallowdraft.cli import main
 from shallowdraft.commands.study import StudyCommand
+from shallowdraft.display.tabular import format_cell
 from shallowdraft.errors import RecordError
 from shallowdraft.records import Records
 from shallowdraft.reporting.figure_files import markdown
-from shallowdraft.reporting.figures import Table, format_cell
+from shallowdraft.reporting.figures import Table
 from shallowdraft.reporting.labels import short_labels
 from shallowdraft.reporting.page import make_page, render
 from shallowdraft.reporting.reading import read_run

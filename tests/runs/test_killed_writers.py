@@ -24,7 +24,8 @@ from shallowdraft.runs.accuracy import (
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.live import LiveRun, append_live_runs, open_live_runs, read_live_runs
 from shallowdraft.runs.machine_state import MachineState
-from shallowdraft.runs.profile import Point, open_profile, point_fields, read_profile, samples_taken
+from shallowdraft.runs.part_times import Point
+from shallowdraft.runs.profile import open_profile, point_fields, read_profile, samples_taken
 from shallowdraft.runs.replays import ReplayRecord, read_replays, write_replays
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.search import open_search, read_search
@@ -190,7 +191,7 @@ def accuracy(loss: float) -> AccuracyResult:
     ids=["study.json", "accuracy.json"],
 )
 def test_an_interrupted_write_leaves_the_file_as_it_was(write, read, old, new, tmp_path: Path, monkeypatch):
-    """Of the partial file any part may be there, or all of it before it replaces the other."""
+    """The partial file may hold any part of the text, or all of it without having replaced the other."""
     path = tmp_path / "file.json"
     write(path, old)
     assert read(path) == old

@@ -53,7 +53,7 @@ def test_between_what_was_measured_lies_a_straight_line(tmp_path: Path):
     ratios = [profile.iteration("d", d, 0).draft_s for d in (1, 3, 5)]
     assert ratios == pytest.approx([0.1, 0.3, 0.5])
     assert [d for d in range(1, 9) if profile.covers(Candidate("d", d))] == [1, 2, 3, 4, 5]
-    with pytest.raises(RecordError, match=r"no times of other at lookahead 1, batch 1; .* --draft other"):
+    with pytest.raises(RecordError, match=r"no times of other at lookahead 1, batch 1; .* --drafts other"):
         profile.iteration("other", 1, 64)
     with pytest.raises(RecordError, match=r"no times of d at lookahead 3, batch 4; .* --lookaheads 3 --batches 4"):
         profile.iteration("d", 3, 64, batch=4)
@@ -151,7 +151,7 @@ def test_shapes_with_random_weights_are_no_drafts(tmp_path: Path, capsys, monkey
     make_trace(tmp_path / "t")
     monkeypatch.chdir(tmp_path)
     assert main(["predict", "--trace", "t", "--profile", "shapes"]) == 2
-    assert "shapes has the times of no draft model; name one with profile --draft" in capsys.readouterr().err
+    assert "the profile has the times of no draft model; name one with profile --drafts" in capsys.readouterr().err
 
 
 def make_trace(path: Path) -> None:

@@ -126,7 +126,7 @@ def test_the_command(model: sd.Model, tmp_path: Path, capsys):
     model.save(tmp_path / "m")
     lines = [{"prompt": f"Question {n}:", "choices": ["yes", "no"], "answer": n % 2} for n in range(6)]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    given = ["accuracy", "--draft", str(tmp_path / "m"), "--sets", str(tmp_path / "q.jsonl")]
+    given = ["accuracy", "--drafts", str(tmp_path / "m"), "--sets", str(tmp_path / "q.jsonl")]
     assert main([*given, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["drafts"]
     (figures,) = found["sets"].values()

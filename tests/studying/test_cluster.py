@@ -162,7 +162,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_replay_finds_the_same(address: str, capsys):
     capsys.readouterr()
     for more in ([], ["--cluster", address]):
-        drafts = ["--draft", "pair/draft", "pair/target", "nowhere"]
+        drafts = ["--drafts", "pair/draft", "pair/target", "nowhere"]
         assert main(["replay", "--trace", "t", *drafts, "--nodes", "4", "--json", *more]) == 2
     here, cluster = capsys.readouterr().out.splitlines()
     assert here == cluster

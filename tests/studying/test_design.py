@@ -106,7 +106,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slow_the_target(profile: Path) -> None:
     """One so small takes hardly longer than its drafts, and on a busy machine none of them seems to pay."""
     first, *rows = map(json.loads, profile.read_text().splitlines())
-    slower = [row | {name: 20 * row[name] for name in ("plain_s", "pass_s", "target_s") if name in row} for row in rows]
+    slower = [row | {name: 20 * row[name] for name in ("plain_s", "pass_s", "verify_s") if name in row} for row in rows]
     profile.write_text("".join(json.dumps(row) + "\n" for row in (first, *slower)))
 
 
@@ -138,20 +138,20 @@ def searched(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Searched
     """From a profile with shapes to a built draft."""
     folder, target = tmp_path_factory.mktemp("searched"), str(models / "target")
     profile, trace = str(folder / "p"), str(folder / "t")
-    timed = ["profile", "--target", target, "--draft", str(models / "draft"), "--shapes", "auto"]
-    profiled = printed([*timed, "--lookaheads", "1", "4", "--contexts", "16", "--rounds", "1", "--out", profile])
+    timed = ["profile", "--target", target, "--drafts", str(models / "draft"), "--shapes", "auto"]
+    profiled = printed([*timed, "--lookaheads", "1,4", "--contexts", "16", "--rounds", "1", "--out", profile])
     slow_the_target(Path(profile))
     recorded = ["record", "--target", target, "--prompts", "zoo", "--limit", "4", "--max-new-tokens", "16"]
     printed([*recorded, "--out", trace])
     given = ["design", "--target", target, "--profile", profile, "--lookaheads", "1:4"]
-    search = ["--trace", trace, "--search", "--candidates", "4", "--tokens", "40000", "--text", "16384", "--json"]
+    search = ["--trace", trace, "--search", "--candidates", "4", "--tokens", "40000", "--generated", "16384", "--json"]
     report = printed([*given, *search, "--out", str(folder / "o")])
     return Searched(folder, given, search, profiled, report)
 
 
 def test_the_commands(searched: Searched, models: Path):
     """A design, and a built draft; a second run builds nothing anew."""
-    assert "law:" in searched.profiled
+    assert "latency model:" in searched.profiled
     found = json.loads(printed([*searched.given, "--json"]))
     assert {one["shape"] for one in found["shapes"] if one["on_front"]}
     assert "to beat" in printed([*searched.given, "--trace", str(searched.folder / "t")])
@@ -220,7 +220,7 @@ def test_a_search_in_which_all_fail_says_so(searched: Searched, capsys):
     [
         (["--search"], "needs --trace"),
         (["--cluster", "host:6379"], "--cluster is for --search"),
-        (["--parent", "zoo:4x128", "zoo:8x96"], "for --search"),
+        (["--parents", "zoo:4x128", "zoo:8x96"], "for --search"),
         (["--lookaheads", "x"], "--lookaheads"),
         (["--profile", "nowhere"], "no such file"),
     ],

@@ -1,4 +1,4 @@
-"""What live runs say, from records made by hand: runs during which the machine stalled, prompts of another plan."""
+"""Results of live runs, from records made by hand: stalls, impossible speed-ups, prompts of another plan."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -34,18 +34,18 @@ def outputs(count: int = 6, longest: int = 100) -> list[Output]:
 
 
 def run(at: int, candidate: Candidate, iteration_s: float, *plain_s: float, **more: object) -> Record:
-    """On a prompt; an iteration takes so long, and a plain token before and after."""
-    made = {"emitted": TOKENS, "iterations": ITERATIONS, "seconds": ITERATIONS * iteration_s, "tie": True}
-    states = {"states": [asdict(MachineState(one)) for one in plain_s]}
-    return {"set": "zoo", "id": f"books-{at}", "round": 0} | asdict(candidate) | made | states | more
+    """Return a run on a prompt, by the seconds of an iteration and of a plain token before and after."""
+    figures = {"emitted": TOKENS, "iterations": ITERATIONS, "seconds": ITERATIONS * iteration_s, "tie": True}
+    states = {"states": [asdict(MachineState(seconds)) for seconds in plain_s]}
+    return {"set": "zoo", "id": f"books-{at}", "round": 0} | asdict(candidate) | figures | states | more
 
 
 def calm(candidates: Sequence[Candidate] = (SMALL, LARGE)) -> list[Record]:
     """Every prompt as it is on a machine of one's own: an iteration takes 1.2 or 1.3 plain tokens."""
     ratios = {SMALL: 1.3, LARGE: 1.2, COPIES: 1.1}
     return [
-        run(at, candidate, ratios[candidate] * one, one, one)
-        for at, one in enumerate(PLAIN_S)
+        run(at, candidate, ratios[candidate] * plain_s, plain_s, plain_s)
+        for at, plain_s in enumerate(PLAIN_S)
         for candidate in candidates
     ]
 
@@ -58,19 +58,19 @@ def said(path: Path, rows: Sequence[Record], chosen: Sequence[Output]) -> LiveRe
 
 
 def stalled_on_4() -> list[Record]:
-    """Of the fifth prompt a plain run took 74 ms a token, the runs beside it 29 and 9.7."""
+    """Return runs of which a plain one on the fifth prompt took 74 ms a token, the runs beside it 29 and 9.7."""
     usual = [row for row in calm() if row["id"] != "books-4"]
     return [*usual, run(4, SMALL, 0.029, 0.0023, 0.074), run(4, LARGE, 0.0097, 0.074, 0.0023)]
 
 
 def test_a_stalled_prompt_decides_nothing(tmp_path: Path):
-    found = said(tmp_path / "stalled", stalled_on_4(), outputs())
-    assert found.stalled == [("zoo", "books-4")]
+    results = said(tmp_path / "stalled", stalled_on_4(), outputs())
+    assert results.stalled == [("zoo", "books-4")]
     without = [row for row in calm() if row["id"] != "books-4"]
-    rest = [one for one in outputs() if one.id != "books-4"]
-    assert found.by_candidate == said(tmp_path / "rest", without, rest).by_candidate
-    assert found.by_candidate[SMALL].speed.speed_up == pytest.approx(TOKENS / ITERATIONS / 1.3)
-    assert found.by_candidate[LARGE].speed.speed_up > found.by_candidate[SMALL].speed.speed_up
+    rest = [output for output in outputs() if output.id != "books-4"]
+    assert results.by_candidate == said(tmp_path / "rest", without, rest).by_candidate
+    assert results.by_candidate[SMALL].speed.speed_up == pytest.approx(TOKENS / ITERATIONS / 1.3)
+    assert results.by_candidate[LARGE].speed.speed_up > results.by_candidate[SMALL].speed.speed_up
     assert len(list(Records.read(tmp_path / "stalled", KIND))) == 12
 
 
@@ -91,22 +91,22 @@ def test_predictions_are_for_the_states_of_runs_that_count(tmp_path: Path):
 
 def test_a_run_that_was_taken_again_counts_as_it_was_then(tmp_path: Path):
     again = [row for row in calm() if row["id"] == "books-4"]
-    found = said(tmp_path / "again", [*stalled_on_4(), *again, run(4, SMALL, 0.001, 0.0023, 0.0023)], outputs())
-    assert found.stalled == []
+    results = said(tmp_path / "again", [*stalled_on_4(), *again, run(4, SMALL, 0.001, 0.0023, 0.0023)], outputs())
+    assert results.stalled == []
     calmly = said(tmp_path / "calm", calm(), outputs())
     for candidate in (SMALL, LARGE):
-        assert found.by_candidate[candidate].speed.speed_up == pytest.approx(
+        assert results.by_candidate[candidate].speed.speed_up == pytest.approx(
             calmly.by_candidate[candidate].speed.speed_up
         )
 
 
 def test_an_undisturbed_run_is_what_its_sums_say(tmp_path: Path):
     rows = calm((SMALL,))
-    its = said(tmp_path / "calm", rows, outputs()).by_candidate[SMALL]
+    result = said(tmp_path / "calm", rows, outputs()).by_candidate[SMALL]
     plain = sum(row["emitted"] * fmean(state["plain_s"] for state in row["states"]) for row in rows)
-    assert its.speed.speed_up == plain / sum(row["seconds"] for row in rows)
-    assert its.speed.tokens_per_s == TOKENS * 6 / sum(row["seconds"] for row in rows)
-    assert list(its.states) == [("zoo", f"books-{at}") for at in range(6)]
+    assert result.speed.speed_up == plain / sum(row["seconds"] for row in rows)
+    assert result.speed.tokens_per_s == TOKENS * 6 / sum(row["seconds"] for row in rows)
+    assert list(result.states) == [("zoo", f"books-{at}") for at in range(6)]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_a_trace_and_a_profile_of_different_targets_do_not_meet(folder: Path, ma
         "profile",
         "--target",
         "target",
-        "--draft",
+        "--drafts",
         "draft",
         "--lookaheads",
         "2",

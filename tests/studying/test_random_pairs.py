@@ -168,9 +168,9 @@ def judged(pair: PairOfCheckpoints, capsys: pytest.CaptureFixture[str], new_toke
             return json.loads(said.out) if "--json" in arguments else {}
 
         run("record", "--target", target, *prompts, "--out", trace)
-        replayed = run("replay", "--trace", trace, "--draft", draft, "--json")["drafts"][0]
-        profile = ["--lookaheads", "1", "3", "--rounds", "1", "--out", str(folder / "profile.jsonl")]
-        run("profile", "--target", target, "--draft", draft, *profile)
+        replayed = run("replay", "--trace", trace, "--drafts", draft, "--json")["drafts"][0]
+        profile = ["--lookaheads", "1,3", "--rounds", "1", "--out", str(folder / "profile.jsonl")]
+        run("profile", "--target", target, "--drafts", draft, *profile)
         predicted = run("predict", "--trace", trace, "--profile", str(folder / "profile.jsonl"), "--json")
         assert predicted["predictions"][0]["verdict"]
         study = ["--lookaheads", "1:3", "--rounds", "2", "--out", str(folder / "run")]

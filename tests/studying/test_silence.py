@@ -192,7 +192,7 @@ def test_samples_in_which_a_draft_was_silent_are_no_times(models: dict[str, sd.M
     assert {point.context for point in found.samples} == {64}
     assert found.notes == [
         f"{path}: 2 samples at contexts 256 are left out: {draft.name} drafted nothing there, as its own "
-        f"context was full; time it at shorter ones: profile --draft {draft.name} --contexts"
+        f"context was full; time it at shorter ones: profile --drafts {draft.name} --contexts"
     ]
     speeds = [forecast(replay_model(draft, trace), one, [4])[4].speed_up for one in (found, wanted)]
     assert speeds[0] == speeds[1]
@@ -212,7 +212,7 @@ def test_every_iteration_that_is_timed_drafts(models: dict[str, sd.Model]):
 
 def test_a_profile_is_taken_where_models_have_room(folder: Path, tmp_path: Path, capsys):
     target, draft, out = str(folder / "target"), str(folder / "draft"), str(tmp_path / "profile")
-    given = ["profile", "--draft", draft, "--rounds", "1", "--lookaheads", "1", "8"]
+    given = ["profile", "--drafts", draft, "--rounds", "1", "--lookaheads", "1,8"]
     assert main([*given, "--target", target, "--out", out]) == 0
     said = capsys.readouterr().err
     assert f"{draft} is timed at contexts 64 247: it has one of 256 tokens" in said
@@ -230,14 +230,14 @@ def test_a_profile_is_taken_where_models_have_room(folder: Path, tmp_path: Path,
         f"{draft} is silent from {found['silence']['begins']} tokens of text on, where its context has no room" in said
     )
     assert f" for a proposal: {found['silence']['tokens']:.0%} of the new tokens\n" in said
-    assert main(["replay", "--trace", str(folder / "trace.jsonl"), "--draft", draft]) == 0
+    assert main(["replay", "--trace", str(folder / "trace.jsonl"), "--drafts", draft]) == 0
     assert f"at lookahead 5 {draft} is silent from 252 tokens of text on" in capsys.readouterr().out
 
 
 def test_a_target_whose_context_is_short_is_timed_where_it_has_room(folder: Path, tmp_path: Path, capsys):
     """Nobody gave a prompt that could be shortened."""
     short = str(folder / "draft")
-    given = ["profile", "--target", short, "--draft", short, "--rounds", "1", "--lookaheads", "1", "32"]
+    given = ["profile", "--target", short, "--drafts", short, "--rounds", "1", "--lookaheads", "1,32"]
     assert main([*given, "--out", str(tmp_path / "profile")]) == 0
     assert f"{short} is timed at contexts 64 223: the target has one of 256 tokens" in capsys.readouterr().err
 
@@ -251,7 +251,7 @@ def test_a_target_whose_context_is_short_is_timed_where_it_has_room(folder: Path
         ),
         (["--contexts", "600"], "no room for 8 draft tokens behind 600; contexts up to 247 fit"),
         (
-            ["--draft", "tiny", "--lookaheads", "24"],
+            ["--drafts", "tiny", "--lookaheads", "24"],
             "tiny has a context of 20 tokens, no room for 24 draft tokens behind 1; lookaheads up to 18 fit",
         ),
         (["--shapes", "1x32/4h/2kv/56", "--contexts", "505"], "contexts up to 503 fit"),
@@ -261,8 +261,8 @@ def test_contexts_that_do_not_fit_are_refused_before_any_work(
     folder: Path, tmp_path: Path, capsys, monkeypatch, more: list[str], said: str
 ):
     monkeypatch.chdir(folder)
-    given = ["profile", "--target", "target", "--lookaheads", "1", "8", "--out", str(tmp_path / "profile")]
-    drafts = [] if {"--draft", "--shapes"} & set(more) else ["--draft", "draft"]
+    given = ["profile", "--target", "target", "--lookaheads", "1,8", "--out", str(tmp_path / "profile")]
+    drafts = [] if {"--drafts", "--shapes"} & set(more) else ["--drafts", "draft"]
     assert main([*given, *drafts, *more]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "profile").exists()
@@ -273,7 +273,7 @@ def test_an_interrupted_profile_says_so_until_it_is_whole(
 ):
     target, draft, path = models["target"], models["draft"], tmp_path / "profile"
     name = str(folder / "draft")
-    monkeypatch.setattr(sys, "argv", ["shallowdraft", "profile", "--draft", name])
+    monkeypatch.setattr(sys, "argv", ["shallowdraft", "profile", "--drafts", name])
     wanted = all_points([Candidate(name, d) for d in (1, 4)], [64], [1])
     steps = measure(target, draft_options({name: draft}), wanted, path, 2)
     list(islice(steps, 1))  # of two rounds
@@ -281,7 +281,7 @@ def test_an_interrupted_profile_says_so_until_it_is_whole(
     (note,) = read_profile(path).notes
     assert note == (
         f"{path} is incomplete: 6 of 12 samples are missing, as the command that takes them was interrupted; "
-        f"it goes on if it is run again: shallowdraft profile --draft {name}"
+        f"it goes on if it is run again: shallowdraft profile --drafts {name}"
     )
     assert main(["predict", "--trace", str(folder / "trace.jsonl"), "--profile", str(path)]) == 0
     assert "6 of 12 samples are missing" in capsys.readouterr().err
@@ -295,7 +295,7 @@ def test_an_interrupted_profile_says_so_until_it_is_whole(
 def test_a_study_its_report_and_what_is_exported_know_of_silence(folder: Path, tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     run = tmp_path / "run"
-    given = ["study", "--target", "target", "--drafts", "draft", "--drafters", "model", "tree", "--nodes", "3"]
+    given = ["study", "--target", "target", "--drafts", "draft", "--drafters", "model", "tree", "--node-counts", "3"]
     given += ["--prompts", "prompts.jsonl", "--lookaheads", "2:3", "--max-new-tokens", str(NEW_TOKENS), "--rounds", "1"]
     assert main([*given, "--out", str(run)]) == 0
     told = capsys.readouterr().out
@@ -315,7 +315,7 @@ def test_a_study_its_report_and_what_is_exported_know_of_silence(folder: Path, t
     assert all(source == "own" for row in behind for _, source, _ in row["tokens"])
     page = page_of(read_run(run))
     assert sum("is silent from" in warning for warning in page.warnings) == 2
-    more = ["profile", "--target", "target", "--draft", "draft", "--lookaheads", "1", "3", "--rounds", "1"]
+    more = ["profile", "--target", "target", "--drafts", "draft", "--lookaheads", "1,3", "--rounds", "1"]
     assert main([*more, "--batches", "2", "--out", str(run / "profile.jsonl")]) == 0
     assert set(advise(run, "target", "draft").by_batch) == {1, 2}
 

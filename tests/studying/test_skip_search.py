@@ -40,22 +40,22 @@ def test_it_tries_regular_patterns_first_and_goes_on_where_it_stopped(folder: Pa
     before = out.read_text()
     assert main([*arguments, "--trials", "9"]) == 0
     assert out.read_text().startswith(before)
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
     trials = read_trials(out)
-    assert found["trials"] == len(trials) == 9
-    assert found["best"]["speed_up"] == max(trial.speed_up for trial in trials)
-    assert found["best"]["speed_up"] >= found["best_uniform"]["speed_up"]
+    assert report["trials"] == len(trials) == 9
+    assert report["best"]["speed_up"] == max(trial.speed_up for trial in trials)
+    assert report["best"]["speed_up"] >= report["best_uniform"]["speed_up"]
     regular = uniform_skips(3)
     assert {trial.skips for trial in trials if trial.uniform} == set(regular)
     assert len(trials) > len(regular)
     plain = sd.generate(sd.load(folder / "target"), "Prompt", max_new_tokens=20)
-    given = ["generate", "--target", str(folder / "target"), "--prompt", "Prompt", "--max-new-tokens", "20", "--json"]
-    assert main([*given, "--drafter", "skip", "--skips", str(out)]) == 0
+    command = ["generate", "--target", str(folder / "target"), "--prompt", "Prompt", "--max-new-tokens", "20", "--json"]
+    assert main([*command, "--drafter", "skip", "--skips", str(out)]) == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == plain.token_ids
 
 
 def test_what_looks_better_must_prove_it_on_more_prompts(monkeypatch):
-    """Of 24 prompts in three rounds: what no longer looks better is given up, regular patterns are judged on all."""
+    """There are 24 prompts in three rounds: a set that no longer looks better is given up, a regular one is not."""
     costs = Costs(1.0, 0.1, 0.0, 0.0, 3, dict.fromkeys(map(str, TIMED), 1.0))
     accepted = iter([[1] * 8, [0] * 8, [0] * 8, [1] * 8, [1] * 8, [0] * 8])
 

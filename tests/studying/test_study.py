@@ -17,8 +17,8 @@ import pytest
 from conftest import random_heads
 
 import shallowdraft as sd
+from shallowdraft.api.inputs import parse_lookaheads
 from shallowdraft.cli import main
-from shallowdraft.commands.study import parse_lookaheads
 from shallowdraft.errors import OptionError
 from shallowdraft.models.heads import save_heads
 from shallowdraft.models.synthetic import make_pair
@@ -225,7 +225,7 @@ def test_a_speed_up_above_its_tar_wins_nothing(models: Path, tmp_path: Path, cap
 def every_drafter(models: Path, out: Path) -> list[str]:
     target = sd.load(models / "target")
     save_heads(random_heads(target, 2), models / "heads")
-    drafters = ["--drafters", "model", "tree", "ngram", "skip", "medusa", "--nodes", "3", "--live", "5"]
+    drafters = ["--drafters", "model", "tree", "ngram", "skip", "medusa", "--node-counts", "3", "--live", "5"]
     return [*arguments(models, out), *drafters, "--heads", str(models / "heads"), "--lookaheads", "1:2"]
 
 
@@ -251,10 +251,10 @@ def test_every_way_to_propose_is_in_one_table_and_nothing_is_done_twice(models: 
     [
         (["--drafters", "tree", "ngram"], "give --drafts"),
         (["--drafters", "ngram", "--drafts", "zoo:4x128"], "--drafts is for --drafters model or tree"),
-        (["--drafters", "ngram", "--nodes", "4"], "--nodes is for --drafters medusa or tree"),
+        (["--drafters", "ngram", "--node-counts", "4"], "--node-counts is for --drafters medusa or tree"),
         (["--drafters", "ngram", "--heads", "x"], "--heads is for --drafters medusa"),
         (["--drafters", "ngram", "--skips", "x"], "--skips is for --drafters skip"),
-        (["--drafters", "medusa", "--nodes", "64"], "a tree has 1 to 63"),
+        (["--drafters", "medusa", "--node-counts", "64"], "a tree has 1 to 63"),
         (["--drafters", "tree", "--drafts", "x", "--max-new-tokens", "12"], "more than 12 --max-new-tokens"),
         (["--drafters", "skip", "--skips", "nowhere"], "no such file"),
         (["--drafters", "medusa"], "there are no heads; train some"),

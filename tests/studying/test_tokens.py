@@ -1,4 +1,4 @@
-"""What a study keeps for the report: replays of everyone, and the inside of some generations."""
+"""Records of a study for the report: replays of every proposer, and the sources of tokens."""
 
 import json
 from itertools import groupby
@@ -25,15 +25,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_pair(parse_shape("2x64/2h/96", vocab=512), parse_shape("1x64/2h/96", vocab=512), 0.7).save(folder)
     lines = [json.dumps({"prompt": f"Prompt <b>{number}</b>", "id": str(number)}) for number in range(5)]
     (folder / "few.jsonl").write_text("\n".join(lines) + "\n")
-    given = ["study", "--target", str(folder / "target"), "--drafts", str(folder / "draft"), "--rounds", "1"]
-    given += ["--prompts", str(folder / "few.jsonl"), "--lookaheads", "1:3", "--max-new-tokens", "16", "--live", "1"]
-    assert main([*given, "--drafters", "model", "ngram", "--out", str(folder / "run"), "--json"]) == 0
+    command = ["study", "--target", str(folder / "target"), "--drafts", str(folder / "draft"), "--rounds", "1"]
+    command += ["--prompts", str(folder / "few.jsonl"), "--lookaheads", "1:3", "--max-new-tokens", "16", "--live", "1"]
+    assert main([*command, "--drafters", "model", "ngram", "--out", str(folder / "run"), "--json"]) == 0
     return folder / "run"
 
 
 def test_sources_follow_the_iterations():
-    found = sources([(2, 3), (3, 3), (0, 0), (0, 3), (2, 3)], 13)
-    assert "".join(one[0] for one in found) == "oaacaaabocaac"
+    came_from = sources([(2, 3), (3, 3), (0, 0), (0, 3), (2, 3)], 13)
+    assert "".join(source[0] for source in came_from) == "oaacaaabocaac"
     assert sources([(2, 3)], 3) == ["own", "accepted", "accepted"]  # the output ends within an iteration
 
 
@@ -59,8 +59,10 @@ def test_a_replay_is_kept_whole(run: Path):
 
 def test_curves_have_every_lookahead(run: Path):
     rows = json.loads((run / "study.json").read_text())["rows"]
-    assert [[one["lookahead"] for one in row["curve"]] for row in rows] == [[1, 2, 3]] * 2
-    assert all(one["iteration"]["verify_s"] > 0 and one["plain_s"] > 0 for row in rows for one in row["curve"])
+    assert [[prediction["lookahead"] for prediction in row["curve"]] for row in rows] == [[1, 2, 3]] * 2
+    for prediction in (prediction for row in rows for prediction in row["curve"]):
+        assert prediction["iteration"]["verify_s"] > 0
+        assert prediction["plain_s"] > 0
 
 
 def test_the_inside_agrees_with_the_trace_and_the_replay(run: Path):
@@ -73,7 +75,7 @@ def test_the_inside_agrees_with_the_trace_and_the_replay(run: Path):
         ends = sum(source != "accepted" for source in came_from[1:]) + (came_from[-1] == "accepted")
         assert (len(came_from) - 1) / ends == pytest.approx(row["tar"])
         replaced = [proposal for _, source, proposal in row["tokens"] if source == "correction"]
-        assert all(isinstance(one, str) for one in replaced) == (row["drafter"] == "model" or not replaced)
+        assert all(isinstance(text, str) for text in replaced) == (row["drafter"] == "model" or not replaced)
 
 
 def test_a_report_is_made_of_it(run: Path, capsys):

@@ -8,13 +8,23 @@ tokens that the target writes itself, and `generated_share`, their share of ever
 which the draft writes the second half.
 """
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from shallowdraft.building.following import following_training, saying
 from shallowdraft.building.output_folder import BuildResult
 from shallowdraft.building.pruning_stage import Method
 from shallowdraft.building.recipe import DistillationOptions, TrainingOptions
 from shallowdraft.display.progress import Progress
+
+Options = TypeVar("Options", bound=TrainingOptions)
+
+
+def _options(kind: type[Options], arguments: Mapping[str, Any]) -> Options:
+    """Return the options of training among the arguments of a function."""
+    return kind(**{field.name: arguments[field.name] for field in fields(kind) if field.name in arguments})
 
 
 def pretrain(
@@ -43,15 +53,7 @@ def pretrain(
     """
     from shallowdraft.building import stages
 
-    options = TrainingOptions(
-        tokens=tokens,
-        batch_tokens=batch_tokens,
-        sequence=sequence,
-        learning_rate=learning_rate,
-        seed=seed,
-        compile=compile,
-        recompute=recompute,
-    )
+    options = _options(TrainingOptions, locals())
     return stages.pretrain(
         shape=shape,
         corpus=corpus,
@@ -96,19 +98,7 @@ def prune(
     """
     from shallowdraft.building import pruning_stage
 
-    options = DistillationOptions(
-        tokens=tokens,
-        batch_tokens=batch_tokens,
-        sequence=sequence,
-        learning_rate=learning_rate,
-        seed=seed,
-        compile=compile,
-        recompute=recompute,
-        objective=objective,
-        generated=generated,
-        generated_share=generated_share,
-        rollout=rollout,
-    )
+    options = _options(DistillationOptions, locals())
     return pruning_stage.prune(
         parent=parent,
         shape=shape,
@@ -151,19 +141,7 @@ def distill(
     """
     from shallowdraft.building import stages
 
-    options = DistillationOptions(
-        tokens=tokens,
-        batch_tokens=batch_tokens,
-        sequence=sequence,
-        learning_rate=learning_rate,
-        seed=seed,
-        compile=compile,
-        recompute=recompute,
-        objective=objective,
-        generated=generated,
-        generated_share=generated_share,
-        rollout=rollout,
-    )
+    options = _options(DistillationOptions, locals())
     return stages.distill(
         draft=draft,
         target=target,
@@ -200,18 +178,7 @@ def train_heads(
     """Train `count` Medusa heads on a target, which stays as it is. dtype: the target's."""
     from shallowdraft.building import stages
 
-    options = DistillationOptions(
-        tokens=tokens,
-        batch_tokens=batch_tokens,
-        sequence=sequence,
-        learning_rate=learning_rate,
-        seed=seed,
-        compile=compile,
-        recompute=recompute,
-        objective=objective,
-        generated=generated,
-        generated_share=generated_share,
-    )
+    options = _options(DistillationOptions, locals())
     return stages.train_heads(
         target=target,
         corpus=corpus,

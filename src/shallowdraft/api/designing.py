@@ -54,13 +54,13 @@ def design(
     from shallowdraft.studying.design import design as design_shapes
     from shallowdraft.studying.design import enumerate_shapes
 
+    tried = parse_lookaheads(lookaheads)
     parents, timed = _parents(target, [parent] if parent else [target], profile, device)
     (shape,) = parents.values()
     model = fit(observations(timed, shape))
     best = _best_at_hand(target, trace, timed, dtype, draft_dtype, device) if trace is not None else None
     place = open_trace(trace).mean_context if trace is not None else float(mean_context)
     goal = best.prediction.tokens_per_s if best else None
-    tried = parse_lookaheads(lookaheads)
     return DesignResult(
         tuple(design_shapes(enumerate_shapes(shape, max_parameters), model, timed, place, tried, goal)), model, best
     )
@@ -135,21 +135,22 @@ def search(
     from shallowdraft.profiling.latency_model import fit, observations
     from shallowdraft.studying.search import Builder, Search, choose_candidates, plan_rungs, write_text
 
+    tried = parse_lookaheads(lookaheads)
     shapes, timed = _parents(target, as_list(parents) or [target], profile, device)
     model = fit(observations(timed, next(iter(shapes.values()))))
     best, whole = _best_at_hand(target, trace, timed, dtype, draft_dtype, device), open_trace(trace)
-    files, say, where = RunFolder(Path(out)), saying(progress), executor(cluster, device)
+    files, say = RunFolder(Path(out)), saying(progress)
     files.path.mkdir(parents=True, exist_ok=True)
     trainable = load(target, "float32", device, trainable=True)
     if not files.profile.exists():
         shutil.copy(profile, files.profile)
-    goal, tried = best.prediction.tokens_per_s if best else None, parse_lookaheads(lookaheads)
+    goal = best.prediction.tokens_per_s if best else None
     chosen = choose_candidates(shapes, model, timed, whole.mean_context, tried, goal, candidates, max_parameters)
     rungs = plan_rungs(len(chosen), tokens)
     plan = ", then ".join(f"{rung.candidates} on {rung.tokens:,} tokens each" for rung in rungs)
     say(f"{plan}; candidates: {', '.join(candidate.name for candidate in chosen)}")
-    corpus_folder = Path(corpus) if corpus else None
-    following(progress)("the target writes", write_text(trainable, files.path, generated, corpus_folder), generated)
+    beginnings = Path(corpus) if corpus else None
+    following(progress)("the target writes", write_text(trainable, files.path, generated, beginnings), generated)
     builder = Builder(
         target=trainable,
         parents={name: load(name, "float32", device, trainable=True) for name in shapes},
@@ -157,7 +158,7 @@ def search(
         folder=files.path,
         follow=following_training(progress),
     )
-    found = Search(
+    winner = Search(
         builder=builder,
         engine=load(target, dtype, device),
         load_draft=partial(load_draft_model, dtype=draft_dtype or dtype, device=device),
@@ -165,12 +166,17 @@ def search(
         profile=files.profile,
         lookaheads=tried,
         follow=following(progress),
-        executor=where,
+        executor=executor(cluster, device),
         say=say,
     ).run(chosen, rungs)
-    draft = files.path / "draft"
-    if not draft.exists():
-        partial_copy = files.path / "draft.partial"
-        shutil.rmtree(partial_copy, ignore_errors=True)
-        shutil.copytree(found.folder, partial_copy).rename(draft)
-    return SearchResult(found.candidate.name, draft, tuple(read_search(files.search)), found.record, best)
+    draft = _copy_once(winner.folder, files.path / "draft")
+    return SearchResult(winner.candidate.name, draft, tuple(read_search(files.search)), winner.record, best)
+
+
+def _copy_once(folder: Path, copy: Path) -> Path:
+    """Copy a folder whole, unless it was copied before."""
+    if not copy.exists():
+        unfinished = copy.with_name(copy.name + ".partial")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(folder, unfinished).rename(copy)
+    return copy

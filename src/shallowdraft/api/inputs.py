@@ -1,4 +1,4 @@
-"""What functions of the API accept: names or loaded models, records or their files, one name or several."""
+"""Inputs of the API: names or loaded models, records or their files, one name or several."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -44,17 +44,22 @@ def parse_lookaheads(lookaheads: Lookaheads) -> list[int]:
     return numbers
 
 
-def gather_prompts(names: Names, limit: int | None) -> "list[tuple[str, Prompt]]":
-    """Return prompts with the name of their set."""
+def gather_prompts(prompts_of: "Names | Iterable[tuple[str, Prompt]]", limit: int | None) -> "list[tuple[str, Prompt]]":
+    """Return prompts with the name of their set, loaded where only a set or a file is named."""
     from shallowdraft.prompts import load_prompts
     from shallowdraft.prompts import names as shipped_names
 
-    sets = as_list(names)
-    if not sets:
+    entries: list[str | tuple[str, Prompt]] = [prompts_of] if isinstance(prompts_of, str) else list(prompts_of)
+    if not entries:
         raise OptionError(f"give --prompts: some of {', '.join(shipped_names())}, or files")
     if limit is not None and limit < 1:
         raise OptionError(f"--limit is {limit}; it must be at least 1")
-    prompts = [(Path(name).stem, prompt) for name in sets for prompt in load_prompts(name)[:limit]]
+    prompts: list[tuple[str, Prompt]] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            prompts += [(Path(entry).stem, prompt) for prompt in load_prompts(entry)[:limit]]
+        else:
+            prompts.append(entry)
     if len({(name, prompt.id) for name, prompt in prompts}) < len(prompts):
         raise OptionError("two prompts have the same set and id; give each set once, and each line another id")
     return prompts

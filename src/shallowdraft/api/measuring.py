@@ -31,12 +31,13 @@ from shallowdraft.runs.trace import Trace
 
 if TYPE_CHECKING:
     from shallowdraft.models.model import Model
+    from shallowdraft.prompts import Prompt
     from shallowdraft.studying.proposers import Proposer
 
 
 def record(
     target: "str | Model",
-    prompts: Names,
+    prompts: "Names | Iterable[tuple[str, Prompt]]",
     out: str | Path,
     *,
     limit: int | None = None,
@@ -259,11 +260,11 @@ def predict(
     timed = open_profile(profile)
     trace = replays.trace if isinstance(replays, Replays) else open_trace(replays)
     timed.require_target(f"{trace.target}, whose trace this is,", trace.target_digest)
+    names = as_list(drafts) if drafts is not None else timed.drafts
+    if not isinstance(replays, Replays) and not names:
+        raise OptionError("the profile has the times of no draft model; name one with profile --drafts")
     require_machine(timed, resolve_device(device))
     if not isinstance(replays, Replays):
-        names = as_list(drafts) if drafts is not None else timed.drafts
-        if not names:
-            raise OptionError("the profile has the times of no draft model; time one: profile --drafts")
         loaded = [load_draft_model(name, draft_dtype or dtype, device) for name in names]
         replays = replay(trace, loaded)
     predictions = []
@@ -279,10 +280,10 @@ def study(
     target: "str | Model",
     drafts: Names = (),
     *,
-    prompts: Names,
+    prompts: "Names | Iterable[tuple[str, Prompt]]",
     out: str | Path,
     drafters: Sequence[StudyDrafter] = ("model",),
-    nodes: Sequence[int] = (),
+    node_counts: Sequence[int] = (),
     heads: str | Path | None = None,
     skips: str | Path | None = None,
     lookaheads: Lookaheads = ALL_LOOKAHEADS,
@@ -302,7 +303,7 @@ def study(
     out: folder of the run; all raw records are kept there, and reused.
     drafters: what proposes: each draft (model); each draft, branching into a tree; repeated text (ngram); the target
     without some parts (skip); heads on the target (medusa).
-    nodes: sizes of trees. heads: folder of Medusa heads. skips: what `skip-search` wrote.
+    node_counts: sizes of trees. heads: folder of Medusa heads. skips: what `skip-search` wrote.
     rounds: samples of each timing. live: how many of the best to run live.
     """
     from shallowdraft.studying.skip_search import read_trials
@@ -313,8 +314,8 @@ def study(
     require_at_least(0, live=live)
     require_at_least(2, max_new_tokens=max_new_tokens)
     names = list(dict.fromkeys(as_list(drafts)))
-    check_drafters(drafters, names, nodes, heads, skips, max_new_tokens)
-    sizes = sorted(set(nodes)) or NODES
+    check_drafters(drafters, names, node_counts, heads, skips, max_new_tokens)
+    sizes = sorted(set(node_counts)) or NODES
     chosen = gather_prompts(prompts, limit)
     plan = Plan(chosen, parse_lookaheads(lookaheads), max_new_tokens, rounds=rounds, live=live, nodes=sizes)
     left_out = None if skips is None else read_trials(Path(skips))[0].skips
@@ -351,7 +352,7 @@ def _proposers(
 def check_drafters(
     drafters: Sequence[StudyDrafter],
     drafts: Sequence[str],
-    nodes: Sequence[int],
+    node_counts: Sequence[int],
     heads: str | Path | None,
     skips: str | Path | None,
     max_new_tokens: int,
@@ -363,17 +364,17 @@ def check_drafters(
     chosen = set(drafters)
     if not chosen:
         raise OptionError("--drafters is empty; name model, tree, ngram, skip or medusa")
-    for option, given, takers in (
+    for option, present, takers in (
         ("--drafts", bool(drafts), {"model", "tree"}),
-        ("--nodes", bool(nodes), {"tree", "medusa"}),
+        ("--node-counts", bool(node_counts), {"tree", "medusa"}),
         ("--heads", heads is not None, {"medusa"}),
         ("--skips", skips is not None, {"skip"}),
     ):
-        if given and not chosen & takers:
+        if present and not chosen & takers:
             raise OptionError(f"{option} is for --drafters {' or '.join(sorted(takers))}")
     if chosen & {"model", "tree"} and not drafts:
         raise OptionError("give --drafts; the drafters model and tree need them, ngram, skip and medusa do not")
-    if not all(1 <= count <= MOST_NODES for count in nodes):
-        raise OptionError(f"--nodes is {' '.join(map(str, nodes))}; a tree has 1 to {MOST_NODES}")
+    if not all(1 <= count <= MOST_NODES for count in node_counts):
+        raise OptionError(f"--node-counts is {' '.join(map(str, node_counts))}; a tree has 1 to {MOST_NODES}")
     if "tree" in chosen and max_new_tokens <= DEEPEST:
         raise OptionError(f"the drafter tree chooses trees by outputs of more than {DEEPEST} --max-new-tokens")

@@ -1,7 +1,7 @@
-"""What is done with a run and its drafts: accuracy, report, export, bench, open_run."""
+"""Show and use a run and its drafts: accuracy, report, export, bench, open_run."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from shallowdraft.runs.trace import Trace
 
 if TYPE_CHECKING:
     from shallowdraft.exporting.export import Exported
+    from shallowdraft.prompts import Prompt
 
 
 REPORT, COMPARISON = "report.html", "comparison.html"
@@ -166,7 +167,7 @@ def export(
 def bench(
     url: str,
     model: str,
-    prompts: Names,
+    prompts: "Names | Iterable[tuple[str, Prompt]]",
     out: str | Path,
     *,
     limit: int | None = None,

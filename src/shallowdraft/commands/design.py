@@ -27,7 +27,7 @@ class DesignCommand(ClusterCommand):
     """
 
     target: Target
-    profile: Name
+    profile: str
     """Profile of this machine, a file that `profile --shapes auto` wrote."""
     parents: tuple[str, ...] = ()
     """Models that a draft would be pruned from; several with --search, drafts at hand among them. Default: the target.

@@ -10,7 +10,7 @@ import tyro
 from tyro.conf import Positional
 
 from shallowdraft.api.defaults import ServingEngine
-from shallowdraft.commands.options import Command, Json, Name, OptionalLookahead, Target
+from shallowdraft.commands.options import Command, Dtype, Json, Name, OptionalLookahead, Target
 
 if TYPE_CHECKING:
     from shallowdraft.exporting.advice import Advice
@@ -26,7 +26,7 @@ class ExportCommand(Command):
     """
 
     draft: Annotated[Positional[str], tyro.conf.arg(metavar="DRAFT")]
-    """Checkpoint folder, hub id or zoo name."""
+    """Draft: checkpoint folder, hub id or zoo name."""
     target: Target
     engine: ServingEngine
     """Who will serve them."""
@@ -36,8 +36,8 @@ class ExportCommand(Command):
     """Folder of a study of this target and this draft: its best lookahead is set, by batch size where the engine takes
     that and the study's profile.jsonl has batches (profile --batches … --out RUN/profile.jsonl)."""
     lookahead: OptionalLookahead = None
-    dtype: Name = None
-    """float32, bfloat16 or float16. Default: what the checkpoint's config says."""
+    dtype: Dtype = None
+    """Precision: float32, bfloat16, float16 or int8, which no other engine reads. Default: the checkpoint's."""
     json_output: Json = False
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 

@@ -66,7 +66,7 @@ class GenerateCommand(DraftCommand):
     rule: Literal["token", "block"] = "token"
     """How drawn proposals are judged: token by token, or as a whole, which accepts more. Either is lossless."""
     lookahead: int | Literal["auto"] = 5
-    """Draft tokens an iteration, 1 to 32; auto: what pays, chosen anew as the text goes."""
+    """Lookahead: draft tokens an iteration, 1 to 32. auto: what pays, chosen anew as the text goes on."""
     max_new_tokens: MaxNewTokens = 128
     temperature: Temperature = 0.0
     top_k: TopK = None
@@ -99,8 +99,8 @@ class GenerateCommand(DraftCommand):
         speculative = self.draft is not None or self.drafter != "model"
         results = []
         for prompt in several or [Prompt("", "", self.prompt or "", self.prompt_ids)]:
-            given = target.encode_chat(prompt.turn) if self.chat else prompt.content
-            pieces = sd.stream(target, given, **options)
+            text = target.encode_chat(prompt.turn) if self.chat else prompt.content
+            pieces = sd.stream(target, text, **options)
             if self.json_output or not distributed.is_first():
                 _drain(pieces)
             else:
@@ -113,9 +113,9 @@ class GenerateCommand(DraftCommand):
             return 0
         whole = sd.total([result.stats for _, result in results], one_batch=False)
         if self.json_output:
-            made = [{"id": id_} | _as_json(result) for id_, result in results]
-            shown = {"stats": whole.to_json(), "generations": made} if several else made[0]
-            print(json.dumps(shown, ensure_ascii=False))
+            generations = [{"id": id_} | _as_json(result) for id_, result in results]
+            printed = {"stats": whole.to_json(), "generations": generations} if several else generations[0]
+            print(json.dumps(printed, ensure_ascii=False))
         elif several:
             _say(f"{len(results)} prompts: {_summary(whole, speculative=speculative)}")
         return 0
@@ -146,7 +146,7 @@ class GenerateCommand(DraftCommand):
             require_one_kind(*(read_shape(find_folder(name, weights=False)) for name in (self.target, self.draft)))
 
     def _options(self) -> "Options":
-        """Of `sd.stream`, less the models; a wrong one is found before those are loaded."""
+        """Return the options of `sd.stream` except the models, checked before those are loaded."""
         from shallowdraft.decoding.options import Options, Settings
         from shallowdraft.studying.skip_search import read_trials
 
@@ -197,9 +197,9 @@ def _as_json(result: "Generation") -> dict[str, object]:
 
 
 def _show(pieces: "Stream", prompt: str, *, speculative: bool, spelled: bool) -> None:
-    """Text to stdout, in colour on a terminal, after its prompt if there are several; the statistics to stderr.
+    """Print the text to stdout, in colour on a terminal, after its prompt if there are several; statistics to stderr.
 
-    Where nothing can be spelled, for want of a tokenizer, token ids instead of text.
+    Without a tokenizer, token ids are printed instead of text.
     """
     from rich.text import Text
 

@@ -42,18 +42,20 @@ class InspectCommand(ModelCommand):
         from shallowdraft.models.model import resolve_device, resolve_dtype
 
         if self.context < 1:
-            raise OptionError(f"context is {self.context}; it must be at least 1")
+            raise OptionError(f"--context is {self.context}; it must be at least 1")
         device = resolve_device(self.device)
         dtype = dtype_name(resolve_dtype(self.dtype, device))
-        found = [_Inspected.find(name) for name in (self.model, self.draft) if name is not None]
-        check = found[0].vocabulary_check(found[1]) if len(found) == 2 else None
+        models = [_InspectedModel.named(name) for name in (self.model, self.draft) if name is not None]
+        check = models[0].vocabulary_check(models[1]) if len(models) == 2 else None
         report = {
-            "models": [_costs(one, dtype, self.context) | self._as_draft(one.shape, device, dtype) for one in found],
+            "models": [
+                _costs(model, dtype, self.context) | self._as_draft(model.shape, device, dtype) for model in models
+            ],
             "vocabulary": None if check is None else asdict(check),
             "device": str(device),
             "dtype": dtype,
             "free_bytes": free_bytes(device),
-            "silent_from": _silent_from(*(one.shape for one in found)) if check else None,
+            "silent_from": _silent_from(*(model.shape for model in models)) if check else None,
         }
         if self.json_output:
             print(json.dumps(report))
@@ -64,7 +66,7 @@ class InspectCommand(ModelCommand):
         return 0
 
     def _as_draft(self, shape: ModelShape, device: "torch.device", dtype: str) -> dict[str, Any]:
-        """Say in which precision the model drafts, and why that is not int8 where it could be by default."""
+        """Return the precision in which the model drafts, and why that is not int8 if int8 is the default."""
         from shallowdraft.models.model import int8_by_default, int8_requirements
 
         by_default = self.dtype is None and device.type == "cpu"
@@ -76,15 +78,16 @@ class InspectCommand(ModelCommand):
 
 
 @dataclass(frozen=True)
-class _Inspected:
-    """A model by its name: a known shape, or a folder that was looked into."""
+class _InspectedModel:
+    """A model by its name: a known shape, or a checkpoint folder."""
 
     name: str
     shape: ModelShape
     folder: Path | None
 
     @classmethod
-    def find(cls, name: str) -> "_Inspected":
+    def named(cls, name: str) -> "_InspectedModel":
+        """Return the model of this name."""
         from shallowdraft.models.checkpoint import check_folder, find_folder, read_shape
 
         if name.lower() in NAMED and not Path(name).is_dir():
@@ -92,16 +95,20 @@ class _Inspected:
         folder = find_folder(name, weights=False)
         return cls(name, check_folder(folder) if Path(name).is_dir() else read_shape(folder), folder)
 
-    def vocabulary_check(self, draft: "_Inspected") -> "VocabularyCheck":
+    def vocabulary_map(self) -> dict[str, int] | None:
+        """Return the map from tokens to ids; None without a tokenizer."""
+        from shallowdraft.models.vocabulary import load_tokenizer, vocabulary_of
+
+        return None if self.folder is None else vocabulary_of(load_tokenizer(self.folder))
+
+    def vocabulary_check(self, draft: "_InspectedModel") -> "VocabularyCheck":
         from shallowdraft.models.vocabulary import (
             compare,
-            load_tokenizer,
             sizes_only_reason,
-            vocabulary_of,
             warn_sizes_only,
         )
 
-        maps = [None if one.folder is None else vocabulary_of(load_tokenizer(one.folder)) for one in (self, draft)]
+        maps = [model.vocabulary_map() for model in (self, draft)]
         check = compare(maps[0], maps[1], self.shape.vocab, draft.shape.vocab)
         if check.relation == "same" and (reason := sizes_only_reason(*maps)):
             warn_sizes_only(self.name, draft.name, reason)
@@ -109,14 +116,14 @@ class _Inspected:
 
 
 def _silent_from(target: ModelShape, draft: ModelShape) -> int | None:
-    """The text length beyond which only the target reads, if there is one."""
+    """Return the length of text beyond which the draft proposes nothing, if it is shorter than the target's."""
     return draft.context if draft.context < target.context else None
 
 
-def _costs(found: _Inspected, dtype: str, context: int) -> dict[str, Any]:
-    shape, tokens = found.shape, min(context, found.shape.context)
+def _costs(model: _InspectedModel, dtype: str, context: int) -> dict[str, Any]:
+    shape, tokens = model.shape, min(context, model.shape.context)
     return {
-        "name": found.name,
+        "name": model.name,
         "family": shape.family,
         "shape": str(shape),
         "layers": shape.layers,

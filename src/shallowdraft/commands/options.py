@@ -53,6 +53,9 @@ Skips = Annotated[
 ]
 Rounds = Annotated[int, arg(help="Rounds of timing: samples of each point.")]
 Seed = Annotated[int, arg(help="Seed of all random choices.")]
+Dtype = Annotated[
+    Literal["float32", "fp32", "bfloat16", "bf16", "float16", "fp16", "int8"] | None, arg(metavar="DTYPE")
+]
 Json = Annotated[bool, arg(name="json")]
 
 
@@ -76,8 +79,8 @@ class Command(ABC):
 class ModelCommand(Command):
     """Options of every command that loads a model."""
 
-    dtype: Annotated[Literal["float32", "bfloat16", "float16", "int8"] | None, arg(metavar="DTYPE")] = None
-    """float32, bfloat16, float16 or int8. Default: float32 on a CPU, bfloat16 on CUDA."""
+    dtype: Dtype = None
+    """Precision: float32, bfloat16, float16 or int8. Default: float32 on a CPU, bfloat16 on CUDA."""
     device: Name = None
     """cpu, cuda or cuda:N. Default: CUDA where there is one."""
     threads: Number = None
@@ -98,8 +101,8 @@ class ModelCommand(Command):
 class DraftCommand(ModelCommand):
     """Options of every command that loads a draft."""
 
-    draft_dtype: Annotated[Literal["float32", "bfloat16", "float16", "int8"] | None, arg(metavar="DTYPE")] = None
-    """Of drafts alone: it changes their speed, never the output. Default: int8 on a CPU with gcc, else as --dtype."""
+    draft_dtype: Dtype = None
+    """Precision of drafts, which changes their speed, never the output. Default: int8 on a CPU with gcc, or --dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)

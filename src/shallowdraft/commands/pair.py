@@ -27,7 +27,7 @@ class PairCommand(ModelCommand):
     agreement: float = 0.8
     """Share of tokens on which the two agree, 0 to 1."""
     vocab: int = 4096
-    """Tokens in the vocabulary, at least 320."""
+    """Tokens in the vocabulary. There are at least 320."""
     context: Number = None
     """Longest text that the models are made for, in tokens. Default: 2048, or the named shape's own."""
     seed: Seed = 0

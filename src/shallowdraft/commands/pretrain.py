@@ -22,7 +22,7 @@ class PretrainCommand(TrainingCommand):
     tokenizer: Name = None
     """Folder with a tokenizer to use. Default: a byte-level BPE tokenizer trained on the corpus."""
     vocab: int = 8192
-    """Tokens of a tokenizer that is trained here."""
+    """Tokens in the vocabulary. It is that of the tokenizer that is trained here."""
     context: int = 2048
     """Longest text that the model is made for."""
 

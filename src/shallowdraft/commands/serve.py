@@ -104,7 +104,10 @@ class ServeCommand(DraftCommand):
                 raise OptionError(f"{name.replace('_', '-')} is {value}; it must be at least 1")
 
     def _limits(self, target: int, draft: int | None) -> "RequestLimits":
-        """From the contexts of the models: where the draft's ends, plain decoding would use other random numbers."""
+        """Return the limits that follow from the models' contexts.
+
+        A text ends where the draft's context does: plain decoding beyond it would use other random numbers.
+        """
         from shallowdraft.serving.app import RequestLimits
 
         room = target if draft is None else min(target, draft - self.lookahead)
@@ -140,7 +143,7 @@ def _read_template(file: Path) -> str:
 
 
 def _try_template(target: "Model") -> None:
-    """What is wrong with it is said before anybody asks; it may want to be told what it is."""
+    """Try the template before a client does; some templates need a system message."""
     user = {"role": "user", "content": "Hello"}
     try:
         target.encode_chat([user])

@@ -24,7 +24,7 @@ class SkipSearchCommand(ModelCommand):
     target: Target
     trace: Trace
     out: str
-    """Every trial: a file of JSON lines, which generate --skips reads."""
+    """File of the trials, in JSON lines, which generate --skips reads."""
     trials: int = 80
     """Sets of parts to try."""
     json_output: Json = False
@@ -38,22 +38,22 @@ class SkipSearchCommand(ModelCommand):
         from shallowdraft.studying.skip_search import read_trials, search
 
         if self.trials < 1:
-            raise OptionError(f"trials is {self.trials}; it must be at least 1")
+            raise OptionError(f"--trials is {self.trials}; it must be at least 1")
         self.set_threads()
         trace = read_trace(Path(self.trace))
         target = load_target(self.target, self.dtype, self.device)
         require_vocabulary(trace, target)
         follow("trying what to skip", search(target, trace, Path(self.out), self.trials), self.trials)
-        found = read_trials(Path(self.out))
-        regular = next((trial for trial in found if trial.uniform), None)
+        trials = read_trials(Path(self.out))
+        best, regular = trials[0], next((trial for trial in trials if trial.uniform), None)
         if self.json_output:
-            shown = {"best": asdict(found[0]), "best_uniform": regular and asdict(regular), "trials": len(found)}
-            print(json.dumps(shown))
+            result = {"best": asdict(best), "best_uniform": regular and asdict(regular), "trials": len(trials)}
+            print(json.dumps(result))
         else:
-            _show(found[0], regular, target.shape.layers)
+            _show(best, regular, target.shape.layers)
             print(
                 f"shallowdraft generate --target {self.target} --drafter skip --skips {self.out} "
-                f"--lookahead {found[0].lookahead} …"
+                f"--lookahead {best.lookahead} …"
             )
         return 0
 

@@ -1,1 +1,1 @@
-"""What the package shows in a terminal or a notebook: progress, tables, and text that others chose."""
+"""Output in a terminal or a notebook: progress, tables, and text that others chose."""

@@ -1,4 +1,4 @@
-"""What reaches a terminal: names and messages whose control characters are shown, not obeyed."""
+"""Text for a terminal: control characters in names and messages are shown, not obeyed."""
 
 import re
 import sys
@@ -11,12 +11,12 @@ MOVES = re.compile(r"(?P<before>(?:[\r\n]|\x1b\[A)*)(?P<text>.*?)(?P<after>\r*)"
 
 
 def printable(text: str) -> str:
-    r"""Text with control characters as \x1b; lines and tabs stay."""
+    r"""Return the text with control characters as \x1b; line feeds and tabs stay."""
     return text.translate(ESCAPES)
 
 
 class Printable:
-    """A stream that writes printable text. Libraries' progress bars may move the cursor, rich writes past it."""
+    """A stream that writes printable text; progress bars of libraries may still move the cursor."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = self.rich_proxied_file = stream
@@ -33,7 +33,7 @@ class Printable:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Print to stderr, and to stdout where that is a terminal, what is printable; other stdout is as it is."""
+    """Make stderr printable, and stdout if it is a terminal; a pipe gets stdout unchanged."""
     out = Printable(sys.stdout) if sys.stdout.isatty() else sys.stdout
     with redirect_stderr(Printable(sys.stderr)), redirect_stdout(out):
         yield

@@ -42,7 +42,7 @@ class Tabular:
 
         table = new_table(*self.columns)
         for row in self.cells[:MOST_ROWS]:
-            table.add_row(*map(shown, row))
+            table.add_row(*map(format_cell, row))
         text = StringIO()
         Console(file=text, width=WIDTH, highlight=False, color_system=None).print(table)
         lines = [self.caption, *(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))]
@@ -50,7 +50,7 @@ class Tabular:
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
-        rows = ("".join(f"<td>{escape(shown(cell))}</td>" for cell in row) for row in self.cells[:MOST_ROWS])
+        rows = ("".join(f"<td>{escape(format_cell(cell))}</td>" for cell in row) for row in self.cells[:MOST_ROWS])
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         notes = "".join(f"<p>{escape(line)}</p>" for line in self._left_out())
         return f"<p>{escape(self.caption)}</p><table><tr>{head}</tr>{body}</table>{notes}"
@@ -60,8 +60,8 @@ class Tabular:
         return [f"… and {hidden:,} more rows"] if hidden > 0 else []
 
 
-def shown(cell: Cell) -> str:
-    """Return a cell as a person reads it: about three digits."""
+def format_cell(cell: Cell) -> str:
+    """Return a cell as a person reads it: three or four digits, and a dash for None."""
     if cell is None:
         return "–"
     if isinstance(cell, float):

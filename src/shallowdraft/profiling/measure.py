@@ -15,7 +15,8 @@ from shallowdraft.errors import OptionError, RecordError
 from shallowdraft.models.model import Model
 from shallowdraft.records import Record, Records, processor
 from shallowdraft.runs.candidate import Candidate, ProposerKey
-from shallowdraft.runs.profile import Point, Profile, open_profile, plan, point_fields, point_of, samples_taken
+from shallowdraft.runs.part_times import Point
+from shallowdraft.runs.profile import Profile, open_profile, plan, point_fields, point_of, samples_taken
 
 CONTEXTS = (64, 256)  # tokens before the first new one, as far as models have room
 WARM_UP, COUNT, TURNS = 4, 12, 3  # iterations before a sample and in it, and samples per round

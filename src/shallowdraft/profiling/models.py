@@ -13,7 +13,8 @@ from shallowdraft.profiling.measure import CONTEXTS, all_points, begin, fitting,
 from shallowdraft.progress import Follow, Say
 from shallowdraft.records import RANDOM
 from shallowdraft.runs.candidate import Candidate, ProposerKey
-from shallowdraft.runs.profile import Point, Profile, read_profile
+from shallowdraft.runs.part_times import Point
+from shallowdraft.runs.profile import Profile, read_profile
 from shallowdraft.shapes.shape import ModelShape
 
 AUTO = ("auto",)  # the three families of the paper's Figure 4

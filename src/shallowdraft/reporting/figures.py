@@ -6,6 +6,7 @@ from typing import Any
 
 import altair as alt
 
+from shallowdraft.display.tabular import Cell, format_cell
 from shallowdraft.reporting.charts import CONFIG
 
 NO_REPLAYS = "The run has no replays. Run the same study command again; it reuses the records that exist."
@@ -16,8 +17,6 @@ NO_CURVES = (
 PROMPT_INTERVALS = "Bars are 95\N{NO-BREAK SPACE}% intervals over prompts."
 BOUNDS = ("95 % from", "95 % to")
 """Columns of an interval."""
-
-Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
@@ -100,17 +99,6 @@ class Section:
             else:
                 merged[key] = part
         return list(merged.values())
-
-
-def format_cell(cell: Cell) -> str:
-    """Return a cell as a person reads it: three or four digits, and a dash for None."""
-    if cell is None:
-        return "–"
-    if isinstance(cell, float):
-        size = abs(cell)
-        digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or not size else 4
-        return f"{cell:,.{digits}f}"
-    return f"{cell:,}" if isinstance(cell, int) else cell
 
 
 def percent(share: float) -> str:

@@ -11,7 +11,8 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shallowdraft.reporting.figures import UNFINISHED, Figure, Gap, Section, format_cell, interval
+from shallowdraft.display.tabular import format_cell
+from shallowdraft.reporting.figures import UNFINISHED, Figure, Gap, Section, interval
 from shallowdraft.reporting.run import Entry, RunView
 from shallowdraft.reporting.sections import bottleneck, drafts, improvement, lookaheads, servers, speed_up
 from shallowdraft.reporting.sections.comparison import compare_speed_ups, compare_tar, name_runs

@@ -22,24 +22,13 @@ from shallowdraft.files import Count, Range, Seconds, Size
 from shallowdraft.limits import MOST_NODES
 from shallowdraft.records import RANDOM, Record, Records, command
 from shallowdraft.runs.candidate import Candidate, DrafterName
-from shallowdraft.runs.machine_state import WIDTHS, Columns, MachineState, as_columns, clipped, median_ratio, slopes
+from shallowdraft.runs.machine_state import MachineState
+from shallowdraft.runs.part_times import ALL_DRAFTS, PARTS, PartTimes, Point, TimesKey, interpolated, own_key
 
 KIND = "profile"
-PARTS = ("draft_s", "verify_s", "other_s")  # of an iteration; they add up to its total
 EARLIER_NAMES = {"target_s": "verify_s", "rest_s": "other_s"}  # of fields, in early profiles
 DRAFT_MODEL_DRAFTERS = ("model", "tree")  # drafters with a draft model
 PLANNED = "planned"  # the field that only plans have
-
-
-@dataclass(frozen=True, order=True)
-class Point:
-    """A subject of timing: a candidate at a context and a batch size."""
-
-    candidate: Candidate
-    context: int
-    batch: int
-
-
 PartSeconds = Annotated[float, Range(-1e9, 1e9)]
 """Seconds of a part; a message of its own refuses those below 0."""
 
@@ -198,100 +187,6 @@ def _incomplete_notes(file: Records) -> list[str]:
     return []
 
 
-TimesKey = tuple[DrafterName, str, str, tuple[int, ...]]
-"""A proposer with its own times: a drafter, the digest and precision of its draft, and its tree."""
-ALL_DRAFTS: TimesKey = ("model", "", "", ())
-"""The key of all draft models together. Verification does not depend on the draft, so its samples are pooled."""
-PoolKey = tuple[DrafterName, int]
-"""The samples over which slopes are fitted together: a drafter, and for draft models the lookahead."""
-
-
-def _own_key(candidate: Candidate) -> TimesKey:
-    return candidate.drafter, candidate.digest, candidate.dtype, candidate.tree
-
-
-def _pool(key: TimesKey, lookahead: int) -> PoolKey:
-    """Return the pool of a key; other drafters have fewer samples, so all their lookaheads share one."""
-    return key[0], lookahead if key[0] == "model" else 0
-
-
-class PartTimes:
-    """Ratios of the parts of an iteration to a plain token, by proposer, batch, context and lookahead."""
-
-    def __init__(self, samples: Mapping[Point, Sequence[Record]]) -> None:
-        # By proposer and batch, then context, then lookahead: ratios are interpolated over the latter two.
-        self._columns: dict[tuple[TimesKey, int], dict[int, dict[int, Columns]]] = {}
-        rows: dict[tuple[TimesKey, int, int, int], list[Record]] = {}
-        for point, of_point in samples.items():
-            own = _own_key(point.candidate)
-            # Samples of a draft model count twice: for the draft's own times, and for the pool of all drafts.
-            for key in (own, ALL_DRAFTS) if point.candidate.drafter == "model" else (own,):
-                rows.setdefault((key, point.batch, point.context, point.candidate.lookahead), []).extend(of_point)
-        for (key, batch, context, lookahead), of_key in rows.items():
-            by_context = self._columns.setdefault((key, batch), {})
-            by_context.setdefault(context, {})[lookahead] = as_columns(of_key, (*WIDTHS, *PARTS))
-        # The range of each probe over all samples, to which other states are clipped.
-        self._all = as_columns([row for of_point in samples.values() for row in of_point], WIDTHS)
-
-    def has(self, key: TimesKey, batch: int) -> bool:
-        return (key, batch) in self._columns
-
-    def lookaheads(self, key: TimesKey) -> list[int]:
-        """Return the lookaheads that were timed at any context and batch size."""
-        lookaheads: set[int] = set()
-        for (timed_key, _), by_context in self._columns.items():
-            if timed_key == key:
-                lookaheads.update(*by_context.values())
-        return sorted(lookaheads)
-
-    def lookaheads_at(self, key: TimesKey, context: int, batch: int) -> list[int]:
-        """Return the lookaheads that were timed at exactly this context and batch size."""
-        return sorted(self._columns.get((key, batch), {}).get(context, {}))
-
-    def nearest_state(self, state: MachineState) -> MachineState:
-        """Return the state, moved into the range of states that occurred while profiling."""
-        return clipped(state, self._all)
-
-    def ratio(
-        self, part: str, key: TimesKey, lookahead: int, context: float, batch: int, state: MachineState | None
-    ) -> float:
-        """Return a part's ratio to a plain token, on straight lines between timed lookaheads and contexts."""
-        # First over lookaheads at each timed context, then over contexts.
-        by_context = {}
-        for timed_context, timed in self._columns[key, batch].items():
-            ratios = {}
-            for timed_lookahead, samples in timed.items():
-                # Without a state the plain median counts, which needs no slopes.
-                slope = self._slopes[part, _pool(key, timed_lookahead)] if state else {}
-                ratios[timed_lookahead] = median_ratio(samples, part, state, slope)
-            by_context[timed_context] = _interpolated(lookahead, ratios)
-        return _interpolated(context, by_context)
-
-    @cached_property
-    def _slopes(self) -> dict[tuple[str, PoolKey], dict[str, float]]:
-        """The slope of each part by probe. They are pooled, as a state may hardly occur at one point but at others."""
-        groups: dict[tuple[str, PoolKey], list[Columns]] = {}
-        for (key, _), by_context in self._columns.items():
-            for timed in by_context.values():
-                for lookahead, samples in timed.items():
-                    for part in _fitted_parts(key):
-                        groups.setdefault((part, _pool(key, lookahead)), []).append(samples)
-        return {key: slopes(samples, key[0]) for key, samples in groups.items()}
-
-
-def _fitted_parts(key: TimesKey) -> tuple[str, ...]:
-    """Return the parts whose slopes are fitted on samples of this key: verification is fitted on all drafts."""
-    if key[0] != "model":
-        return PARTS
-    return ("verify_s",) if key == ALL_DRAFTS else ("draft_s", "other_s")
-
-
-def _interpolated(where: float, values: Mapping[int, float]) -> float:
-    """Return the value on a straight line between neighbours; beyond the ends it is the last one."""
-    timed = sorted(values)
-    return float(np.interp(where, timed, [values[place] for place in timed]))
-
-
 @dataclass(frozen=True, repr=False)
 class Profile(Tabular):
     """Times of a machine: samples by point, and medians of them."""
@@ -378,7 +273,7 @@ class Profile(Tabular):
         return self._times.lookaheads_at(self._key(draft), context, batch)
 
     def _key(self, draft: str | None) -> TimesKey:
-        return ALL_DRAFTS if draft is None else _own_key(self.candidate(draft, 1))
+        return ALL_DRAFTS if draft is None else own_key(self.candidate(draft, 1))
 
     def _as_timed(self, candidate: Candidate) -> Candidate:
         """Return the candidate as this profile knows it: early profiles have names but no digests."""
@@ -388,7 +283,7 @@ class Profile(Tabular):
 
     def covers(self, candidate: Candidate) -> bool:
         """Return whether the candidate, or the same proposer at a longer lookahead, was timed."""
-        timed = self._times.lookaheads(_own_key(self._as_timed(candidate)))
+        timed = self._times.lookaheads(own_key(self._as_timed(candidate)))
         # The same name with other content: no guess is made from the old weights' times.
         if not timed and candidate.draft in self._latest:
             timed_dtype = self._latest[candidate.draft].dtype
@@ -404,7 +299,7 @@ class Profile(Tabular):
         """Return seconds per token of plain decoding."""
         if batch not in self._plain_s:
             raise RecordError(f"the profile has no times of batch {batch}; measure some with profile --batches {batch}")
-        return _interpolated(context, self._plain_s[batch])
+        return interpolated(context, self._plain_s[batch])
 
     @cached_property
     def _plain_s(self) -> dict[int, dict[int, float]]:
@@ -432,7 +327,7 @@ class Profile(Tabular):
 
         Between the timed contexts and lookaheads they lie on straight lines.
         """
-        own = _own_key(self._as_timed(candidate))
+        own = own_key(self._as_timed(candidate))
         if not self._times.has(own, batch):
             raise RecordError(_no_times(candidate, batch))
         # A chain takes the same time to verify whichever draft wrote it; trees and skipped parts have their own passes.
@@ -475,6 +370,7 @@ class Profile(Tabular):
 
         def of_point(rows: Sequence[Record]) -> float:
             ratios = [_total_s(row) / row["plain_s"] for row in rows]
+            # Quartiles rather than a standard deviation: a few disturbed samples do not widen them.
             low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
             return float((high - low) / 2 / middle)
 
@@ -483,7 +379,7 @@ class Profile(Tabular):
     def of_draft(self, draft: str) -> dict[Point, list[Record]]:
         """Return the samples of the draft model that has this name in the profile."""
         key = self._key(draft)
-        return {point: rows for point, rows in self.samples.items() if _own_key(point.candidate) == key}
+        return {point: rows for point, rows in self.samples.items() if own_key(point.candidate) == key}
 
 
 def _total_s(row: Record) -> float:

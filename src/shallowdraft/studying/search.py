@@ -80,7 +80,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class FastestDraft:
     """The fastest candidate, where it was built, and its record in the last rung."""
 
     candidate: ShapeCandidate
@@ -179,7 +179,7 @@ class Search:
     rounds: int = 3
     """Rounds of timing."""
 
-    def run(self, candidates: Sequence[ShapeCandidate], rungs: Sequence[Rung]) -> SearchResult:
+    def run(self, candidates: Sequence[ShapeCandidate], rungs: Sequence[Rung]) -> FastestDraft:
         """Search through all rungs; candidates that an interrupted search has judged are not judged again."""
         about = {
             "target": self.builder.target.name,
@@ -195,7 +195,7 @@ class Search:
         for number, rung in enumerate(rungs):
             remaining = self._ranked(remaining, number, rung, file, judged)
         winner = remaining[0]
-        return SearchResult(winner, self.builder.saved(winner, len(rungs) - 1), judged[winner.name, len(rungs) - 1])
+        return FastestDraft(winner, self.builder.saved(winner, len(rungs) - 1), judged[winner.name, len(rungs) - 1])
 
     def _ranked(
         self,

@@ -21,7 +21,8 @@ from shallowdraft.replaying.recording import record
 from shallowdraft.replaying.result import Replay
 from shallowdraft.runs.candidate import Candidate
 from shallowdraft.runs.folder import RunFolder
-from shallowdraft.runs.profile import Point, Profile, read_profile
+from shallowdraft.runs.part_times import Point
+from shallowdraft.runs.profile import Profile, read_profile
 from shallowdraft.runs.replays import ReplayRecord, write_replays
 from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.study import StudyResult, StudyRow, write_study

@@ -4,18 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from shallowdraft.display.tabular import Cell, format_cell
 from shallowdraft.reporting.charts import Rows, height_of_rows
-from shallowdraft.reporting.figures import (
-    BOUNDS,
-    NO_REPLAYS,
-    PROMPT_INTERVALS,
-    UNFINISHED,
-    Cell,
-    Figure,
-    Gap,
-    Table,
-    format_cell,
-)
+from shallowdraft.reporting.figures import BOUNDS, NO_REPLAYS, PROMPT_INTERVALS, UNFINISHED, Figure, Gap, Table
 from shallowdraft.reporting.labels import number_if_equal, path_ends, short_labels, shorten
 from shallowdraft.reporting.run import Entry, RunView
 from shallowdraft.reporting.sections.drafts import TAR_MEANING, tar_cell, tar_chart

@@ -6,6 +6,7 @@ from typing import Any
 
 import altair as alt
 
+from shallowdraft.display.tabular import format_cell
 from shallowdraft.reporting.charts import (
     PROPOSER_TOOLTIP,
     TAR_TITLE,
@@ -21,7 +22,7 @@ from shallowdraft.reporting.charts import (
     series_opacity,
     series_shape,
 )
-from shallowdraft.reporting.figures import BOUNDS, NO_REPLAYS, UNFINISHED, Figure, Gap, Table, format_cell
+from shallowdraft.reporting.figures import BOUNDS, NO_REPLAYS, UNFINISHED, Figure, Gap, Table
 from shallowdraft.reporting.run import Entry, RunView
 
 TAR_MEANING = "TAR is the number of tokens per iteration: the accepted draft tokens and one of the target's."

@@ -8,6 +8,7 @@ import altair as alt
 
 from shallowdraft import cost
 from shallowdraft.cost import Iteration, Prediction
+from shallowdraft.display.tabular import Cell
 from shallowdraft.reporting.charts import (
     PROPOSER_TOOLTIP,
     REFERENCE_DASH,
@@ -25,7 +26,7 @@ from shallowdraft.reporting.charts import (
     series_opacity,
     stacked_bars,
 )
-from shallowdraft.reporting.figures import UNFINISHED, Cell, Figure, Gap, Table
+from shallowdraft.reporting.figures import UNFINISHED, Figure, Gap, Table
 from shallowdraft.reporting.run import Entry, RunView
 
 FURTHEST = 1.25  # times the best speed-up: the end of the lines of required TAR

@@ -8,8 +8,9 @@ from typing import Any
 import altair as alt
 
 from shallowdraft.cost import Prediction
+from shallowdraft.display.tabular import Cell
 from shallowdraft.reporting.charts import TIGHT_SCALE, chart_of, height_of_rows, integer_axis, kind_colour, kind_shape
-from shallowdraft.reporting.figures import BOUNDS, PROMPT_INTERVALS, Cell, Figure, Gap, Table, interval, percent
+from shallowdraft.reporting.figures import BOUNDS, PROMPT_INTERVALS, Figure, Gap, Table, interval, percent
 from shallowdraft.reporting.run import BenchedServer, Requested, RunView
 from shallowdraft.reporting.sections.speed_up import MEASURED, PREDICTED, speed_up_chart
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import altair as alt
 
+from shallowdraft.display.tabular import Cell
 from shallowdraft.reporting.charts import (
     COLOURS,
     PROPOSER_TOOLTIP,
@@ -19,17 +20,7 @@ from shallowdraft.reporting.charts import (
     kind_colour,
     kind_shape,
 )
-from shallowdraft.reporting.figures import (
-    BOUNDS,
-    PROMPT_INTERVALS,
-    UNFINISHED,
-    Cell,
-    Figure,
-    Gap,
-    Table,
-    interval,
-    percent,
-)
+from shallowdraft.reporting.figures import BOUNDS, PROMPT_INTERVALS, UNFINISHED, Figure, Gap, Table, interval, percent
 from shallowdraft.reporting.run import Entry, RunView
 
 PREDICTED, MEASURED = "predicted", "measured"
