@@ -94,8 +94,8 @@ QUICK = {
         "tensors.txt",
         "record --target target --import tensors.txt --import-format tensors --prompts few.jsonl --out imported",
     ),
-    "trace": Case("run/trace.jsonl", "replay --trace run/trace.jsonl --draft draft --json"),
-    "drawn trace": Case("drawn.jsonl", "replay --trace drawn.jsonl --draft draft --json"),
+    "trace": Case("run/trace.jsonl", "replay --trace run/trace.jsonl --drafts draft --json"),
+    "drawn trace": Case("drawn.jsonl", "replay --trace drawn.jsonl --drafts draft --json"),
     "trace to go on with": Case(
         "greedy.jsonl", "record --target target --prompts few.jsonl --out greedy.jsonl --max-new-tokens 16"
     ),
@@ -172,7 +172,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory, folder) -> Path:
             "record --target target --prompts few.jsonl --out greedy.jsonl --max-new-tokens 16",
             "record --target target --prompts few.jsonl --out drawn.jsonl --max-new-tokens 16 --temperature 1",
             "skip-search --target target --trace run/trace.jsonl --out skips.jsonl --trials 1",
-            "replay --trace run/trace.jsonl --draft draft --nodes 4 --tree tree.json",
+            "replay --trace run/trace.jsonl --drafts draft --nodes 4 --out tree.json",
             "accuracy --drafts draft --sets questions.jsonl --trace run/trace.jsonl --json",
             QUICK["online outputs"].command,
             PRETRAIN.replace("made", "begun"),
