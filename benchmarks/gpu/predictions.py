@@ -48,7 +48,7 @@ def main() -> None:
                     )  # fmt: skip
                     (row,), profile = study.rows, sd.open_run(run).profile
                     live, (profiled,) = row.live, row.curve
-                    assert live is not None
+                    assert live is not None, row.disturbed or f"stalled on {study.stalled}"
                     assert live.lossless
                     errors.append(row.prediction.speed_up / live.speed_up - 1)
                     low, high = live.interval
