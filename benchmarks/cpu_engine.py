@@ -1,17 +1,15 @@
 """Our engine against transformers on a CPU, plain and speculative, in one interleaved run.
 
 A synthetic pair of 60 M and 4 M parameters that agrees on 80 % of tokens, float32, batch 1, a prompt of 32 tokens, 256
-new ones, lookahead 5, two threads. Each round decodes once each way, in a drawn order; medians and quartiles of whole
-calls are over rounds, ratios are taken within a round, where both sides met the same machine. All outputs must be the
-known one.
+new tokens, lookahead 5, two threads. Each round runs every candidate once, in random order. Medians and quartiles of
+whole calls are over rounds; ratios are taken within a round, so that both sides met the machine in the same state. All
+outputs must be the text that the pair is built to write.
 
     python benchmarks/cpu_engine.py [--rounds 7] [--threads 2] [--dtype float32]
 """
 
 import argparse
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ import transformers
 
 import shallowdraft as sd
 from shallowdraft.models.synthetic import SyntheticPair, make_pair
+from shallowdraft.records import commit, processor
 from shallowdraft.shapes.notation import parse_shape
 
 TARGET, DRAFT, VOCABULARY, AGREEMENT = "11x640/10h/1728", "2x256/4h/688", 4096, 0.8
@@ -32,7 +31,8 @@ PROMPT, NEW_TOKENS, LOOKAHEAD = list(range(1000, 1032)), 256, 5
 Decode = Callable[[], list[int]]
 
 
-def our_ways(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
+def our_candidates(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
+    """Return our plain and speculative decoding."""
     target, draft = (sd.load(folder, dtype=dtype, device="cpu") for folder in folders)
 
     def decode(draft: sd.Model | None) -> list[int]:
@@ -42,7 +42,8 @@ def our_ways(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
     return {"shallowdraft plain": lambda: decode(None), "shallowdraft speculative": lambda: decode(draft)}
 
 
-def their_ways(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
+def transformers_candidates(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
+    """Return transformers' plain decoding and its assisted generation."""
     target, draft = (
         transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
         for folder in folders
@@ -67,14 +68,14 @@ def their_ways(folders: tuple[Path, Path], dtype: str) -> dict[str, Decode]:
 
 
 def measure(candidates: dict[str, Decode], expected: list[int], rounds: int) -> dict[str, list[float]]:
-    """Tokens/s of whole calls, one entry a round, the ways taking turns in an order that is drawn anew."""
+    """Return tokens/s of whole calls by candidate, one entry per round; candidates take turns in random order."""
     speeds: dict[str, list[float]] = {name: [] for name in candidates}
     for index in range(rounds + 1):
         for name in Random(index).sample(list(candidates), len(candidates)):
             begin_s = time.perf_counter()
             tokens = candidates[name]()
             elapsed_s = time.perf_counter() - begin_s
-            assert tokens == expected, f"{name} decoded something else"
+            assert tokens == expected, f"{name}: the output is not the expected text"
             if index > 0:  # the first round warms up
                 speeds[name].append(len(tokens) / elapsed_s)
     return speeds
@@ -90,24 +91,22 @@ def report(speeds: dict[str, list[float]]) -> None:
     for name, values in speeds.items():
         print(f"  {name:<50} {spread(values)}")
     print(f"{'ratio within a round':<52} median (quartiles)")
-    for one, other in (
+    for fast, slow in (
         ("shallowdraft speculative", "transformers assisted"),
         ("shallowdraft speculative", "shallowdraft plain"),
         ("shallowdraft plain", "transformers plain"),
         ("transformers assisted", "transformers plain"),
     ):
-        ratios = [a / b for a, b in zip(speeds[one], speeds[other], strict=True)]
-        print(f"  {one + ' / ' + other:<50} {spread(ratios, 'x')}")
+        ratios = [a / b for a, b in zip(speeds[fast], speeds[slow], strict=True)]
+        print(f"  {fast + ' / ' + slow:<50} {spread(ratios, 'x')}")
 
 
-def provenance(pair: SyntheticPair, options: argparse.Namespace) -> None:
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}, {options}")
-    print(f"{cpu.partition(': ')[2] or platform.processor()}, {torch.get_num_threads()} threads, ", end="")
+def print_provenance(pair: SyntheticPair, options: argparse.Namespace) -> None:
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {options}")
+    print(f"{processor()}, {torch.get_num_threads()} threads, ", end="")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(f"target {TARGET} ({pair.target.shape.parameters / 1e6:.1f} M), ", end="")
-    print(f"draft {DRAFT} ({pair.draft.shape.parameters / 1e6:.1f} M), TAR {pair.tar(LOOKAHEAD):.2f} over the cycle")
+    print(f"draft {DRAFT} ({pair.draft.shape.parameters / 1e6:.1f} M), TAR {pair.tar(LOOKAHEAD):.2f} by construction")
 
 
 def main() -> None:
@@ -122,9 +121,9 @@ def main() -> None:
     pair = make_pair(parse_shape(TARGET, vocab=VOCABULARY), parse_shape(DRAFT, vocab=VOCABULARY), AGREEMENT)
     with tempfile.TemporaryDirectory() as folder:
         folders = pair.save(Path(folder))
-        candidates = our_ways(folders, options.dtype) | their_ways(folders, options.dtype)
+        candidates = our_candidates(folders, options.dtype) | transformers_candidates(folders, options.dtype)
         speeds = measure(candidates, pair.walk(PROMPT[-1], NEW_TOKENS), options.rounds)
-    provenance(pair, options)
+    print_provenance(pair, options)
     report(speeds)
 
 

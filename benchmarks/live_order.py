@@ -1,13 +1,12 @@
-"""Do candidates that run live in two opposite orders show the same speed-ups beside a busy process?
+"""Live speed-ups of the same candidates in two opposite orders, beside a busy process: do they agree?
 
-One core is busy half of the time, 100 ms on and 100 ms off. Two sets of live runs, as a study makes
-them, take turns prompt by prompt: for each prompt and round the candidates of one set run in the
-mirrored order of the other. Speed-ups agree where their 95 % intervals overlap. Greedy, batch 1, the
-zoo on a CPU.
+One core is busy half of the time, 100 ms on and 100 ms off. Two series of live runs, as a study makes them, take turns
+prompt by prompt. For each prompt and round, one series runs the candidates in the reverse order of the other. Speed-ups
+agree if their 95 % intervals overlap. Greedy, batch 1, the zoo on a CPU.
 
     python benchmarks/live_order.py [--set zoo] [--prompts 24] [--rounds 2] [--out DIR]
 
-With --out the records stay, and a second run goes on where the first one stopped. --calm leaves the other process out.
+With --out the records are kept, and an interrupted benchmark continues from them. --calm omits the busy process.
 """
 
 import argparse
@@ -26,13 +25,9 @@ import torch
 
 import shallowdraft as sd
 from shallowdraft.decoding.candidate import draft_options
-from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replaying.recording import record
 from shallowdraft.runs.candidate import Candidate
-from shallowdraft.runs.sampling import Sampling
 from shallowdraft.runs.study import LiveSpeed
-from shallowdraft.runs.trace import Trace, read_trace
 from shallowdraft.studying.live import LiveResults, measured, run_live
 
 NGRAM = Candidate("n-gram", 8, "ngram")
@@ -60,26 +55,21 @@ def busy() -> Iterator[None]:
 
 @contextmanager
 def calm() -> Iterator[None]:
+    """Keep no core busy."""
     yield
-
-
-def traced(target: sd.Model, args: argparse.Namespace, folder: Path) -> Trace:
-    prompts = [(args.set, prompt) for prompt in load_prompts(args.set)[: args.prompts]]
-    path = folder / "trace.jsonl"
-    for _ in record(target, prompts, path, max_new_tokens=args.new_tokens, sampling=Sampling()):
-        pass
-    return read_trace(path)
 
 
 def both_orders(
     target: sd.Model, candidates: list[Candidate], args: argparse.Namespace, folder: Path
 ) -> list[LiveResults]:
-    """Run the candidates live in one order and in the other."""
+    """Run the candidates live in both orders, and return the results of each."""
     drafts = {
         candidate.draft: sd.load_draft(candidate.draft, device="cpu") for candidate in candidates if candidate != NGRAM
     }
     proposers = draft_options(drafts) | {("ngram", NGRAM.draft): {"drafter": "ngram"}}
-    trace, size = traced(target, args, folder), {"max_new_tokens": args.new_tokens, "rounds": args.rounds}
+    tokens = {"max_new_tokens": args.new_tokens}
+    trace = sd.record(target, args.set, folder / "trace.jsonl", limit=args.prompts, **tokens, progress=False)
+    size = {**tokens, "rounds": args.rounds}
     orders = {folder / "one.jsonl": candidates, folder / "other.jsonl": candidates[::-1]}
     with calm() if args.calm else busy():
         steps = [
@@ -90,7 +80,7 @@ def both_orders(
     return [measured(path, trace.outputs, candidates) for path in orders]
 
 
-def shown(speed: LiveSpeed | None) -> str:
+def format_speed(speed: LiveSpeed | None) -> str:
     if speed is None:
         return "impossible"
     low, high = speed.interval
@@ -107,13 +97,13 @@ def agree(first: LiveSpeed | None, second: LiveSpeed | None) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", default="zoo")
-    parser.add_argument("--drafts", nargs="+", default=["1x256", "2x192", "4x128"], help="of the zoo")
-    parser.add_argument("--lookahead", type=int, default=2, help="of the drafts; of n-grams it is 8")
+    parser.add_argument("--drafts", nargs="+", default=["1x256", "2x192", "4x128"], help="drafts of the zoo")
+    parser.add_argument("--lookahead", type=int, default=2, help="lookahead of the drafts; that of n-grams is 8")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--calm", action="store_true", help="without the busy process")
+    parser.add_argument("--calm", action="store_true", help="run without the busy process")
     parser.add_argument("--out", type=Path, help="folder for the records")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -122,20 +112,21 @@ def main() -> int:
         folder = args.out or Path(scratch)
         runs = both_orders(sd.load("zoo:target", device="cpu"), candidates, args, folder)
     print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
-    beside = "nothing beside it" if args.calm else "beside it one core is busy half of the time"
-    print(f"{args.prompts} prompts of {args.set}, {args.rounds} rounds, {args.threads} threads; {beside}")
-    print(f"{'candidate':<20}{'TAR':>6}  {'in one order (95 %)':<24}{'in the other':<24}agree")
-    same = []
+    load = "no busy process" if args.calm else "one core is busy half of the time"
+    print(f"{args.prompts} prompts of {args.set}, {args.rounds} rounds, {args.threads} threads; {load}")
+    print(f"{'candidate':<20}{'TAR':>6}  {'first order (95 %)':<24}{'reverse order':<24}agree")
+    agreements = []
     for candidate in candidates:
         results = [run.by_candidate.get(candidate) for run in runs]
         first, second = (result.speed if result else None for result in results)
-        same.append(agree(first, second))
+        agreements.append(agree(first, second))
         tar = next((speed.tar for speed in (first, second) if speed), float("nan"))
         name = f"{candidate.draft}, d = {candidate.lookahead}"
-        print(f"{name:<20}{tar:>6.2f}  {shown(first):<24}{shown(second):<24}{'yes' if same[-1] else 'NO'}")
-    for order, run in zip(("one order", "the other"), runs, strict=True):
-        print(f"stalled in {order}: {', '.join(map(' '.join, run.stalled)) or 'none'}")
-    return int(not all(same))
+        speeds = f"{format_speed(first):<24}{format_speed(second):<24}"
+        print(f"{name:<20}{tar:>6.2f}  {speeds}{'yes' if agreements[-1] else 'NO'}")
+    for order, run in zip(("first order", "reverse order"), runs, strict=True):
+        print(f"prompts on which the machine stalled, {order}: {', '.join(map(' '.join, run.stalled)) or 'none'}")
+    return int(not all(agreements))
 
 
 if __name__ == "__main__":

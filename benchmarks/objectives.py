@@ -1,8 +1,9 @@
 """Objectives and texts for distilling one draft, on equal tokens.
 
-For each objective the learning rate is chosen first, of three, on the corpus with one seed. Texts: the corpus; the
-target's own continuations of it; both; the corpus with a quarter of the rows ending in the draft's own words. Judged on
-held-out prompts: TAR at lookahead 5 and greedy match on the target's greedy text, acceptance on text that it drew.
+First one of three learning rates is chosen for each objective, on the corpus with one seed. Texts: the corpus; the
+target's own continuations of it; both; the corpus with a quarter of the rows ending in the draft's own continuations.
+Drafts are judged on held-out prompts: TAR at lookahead 5 and greedy match on the target's greedy text, acceptance rate
+on text that the target sampled.
 
     python benchmarks/objectives.py --corpus DIR --work DIR [--parent zoo:target] [--workers 4]
 """
@@ -26,12 +27,12 @@ from shallowdraft.shapes.notation import parse_shape
 
 ALL_OBJECTIVES = (*OBJECTIVES, "cross-entropy")
 TEXTS = ("corpus", "target's text", "both", "corpus + rollouts")
-FACTORS = (1.0, 2.0, 4.0)  # learning rates that are tried, over what the width suggests
-ROLLOUT = 0.25
+FACTORS = (1.0, 2.0, 4.0)  # learning rates to try, as multiples of the usual rate for the width
+ROLLOUT = 0.25  # share of rows that end in the draft's own continuations
 
 
 def run_trial(options: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
-    """Distil the same carved draft and judge it."""
+    """Distil the carved draft by a trial's objective and text, and judge it."""
     import torch
 
     target = load_parent(options.parent)
@@ -52,7 +53,7 @@ def run_trial(options: argparse.Namespace, trial: Trial, folder: str) -> dict[st
 
 
 def best_factors(options: argparse.Namespace, file: Path) -> dict[str, float]:
-    """Find the learning rate of each objective that gives most tokens an iteration."""
+    """Return the factor of the learning rate with the highest TAR, for each objective."""
     size = {"shape": options.shape, "tokens": options.tokens}
     pilots = run_all(
         run_trial,
@@ -64,7 +65,7 @@ def best_factors(options: argparse.Namespace, file: Path) -> dict[str, float]:
         ),
         file,
     )
-    tars = {(r["trial"]["objective"], r["trial"]["factor"]): r.get("tar", 0.0) for r in pilots}
+    tars = {(pilot["trial"]["objective"], pilot["trial"]["factor"]): pilot.get("tar", 0.0) for pilot in pilots}
     return {objective: max(FACTORS, key=lambda factor: tars[objective, factor]) for objective in ALL_OBJECTIVES}
 
 
@@ -96,8 +97,12 @@ def main() -> None:
         for objective in ALL_OBJECTIVES:
             cells = []
             for text in TEXTS:
-                mine = [r for r in records if (r["trial"]["objective"], r["trial"]["text"]) == (objective, text)]
-                cells.append(spread(mine, name) if mine else "")
+                seeds = [
+                    record
+                    for record in records
+                    if (record["trial"]["objective"], record["trial"]["text"]) == (objective, text)
+                ]
+                cells.append(spread(seeds, name) if seeds else "")
             print(f"  {objective:<18}" + "".join(f"{cell:>20}" for cell in cells) + f"  {factors[objective]:g}")
 
 

@@ -1,7 +1,8 @@
-"""Does a draft that learns while it serves catch up after a shift of domain?
+"""A draft that learns while it serves: does it recover after a shift of domain?
 
-A carved draft is distilled on stories alone, then it serves prompts from documentation and learns from corrections. Its
-acceptance (greedy, one draft token at a time) and TAR at lookahead 4 are measured on held-out prompts of both domains.
+A carved draft is distilled on stories alone. It then serves prompts from documentation, and learns from the target's
+corrections. Its acceptance rate (greedy, one draft token at a time) and its TAR at lookahead 4 are measured on held-out
+prompts of both domains.
 
     python benchmarks/online.py --corpus DIR --work DIR [--tokens 200000]
 """
@@ -30,7 +31,7 @@ HELD_OUT = 48  # prompts of each domain
 
 
 def store_of(corpus: Path, work: Path, target: sd.Model) -> TokenStore:
-    """Write the two domains as tokens, unless that was done before."""
+    """Return the token store of the two domains; write it if it is missing."""
     if not (work / "tokens" / "store.json").exists():
         with tempfile.TemporaryDirectory() as folder:
             for file in corpus.iterdir():
@@ -41,7 +42,7 @@ def store_of(corpus: Path, work: Path, target: sd.Model) -> TokenStore:
 
 
 def stale_draft(name: str, target: sd.Model, store: TokenStore, work: Path, tokens: int) -> sd.Model:
-    """Distil a draft on one domain only, unless that was done before."""
+    """Return a draft that is distilled on the old domain only; train it if it is missing."""
     stage = f"stale-{name.replace(':', '-').replace('/', '-')}-{tokens}"
     folder = work / stage
     if not (folder / "config.json").exists():
@@ -54,14 +55,14 @@ def stale_draft(name: str, target: sd.Model, store: TokenStore, work: Path, toke
 
 
 def follow(name: str, steps: Iterator[int], total: int) -> None:
-    """Print a line every fifty steps."""
+    """Print a line every fifty steps of training."""
     for done in steps:
         if done % 50 == 0:
             print(f"{name}: {done} of {total}, {getattr(done, 'detail', '')}", flush=True)
 
 
 def openings(store: TokenStore, domain: str, part: str, rows: int) -> Iterator[list[list[int]]]:
-    """Yield batches of prompts from a domain."""
+    """Yield batches of prompts from a domain, without end."""
     reader = Batches(store, part=part, rows=rows, sequence=PROMPT, seed=3, domains=[domain])
     while True:
         yield reader.next()[:, :PROMPT].tolist()
@@ -82,10 +83,10 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="folder with stories and docs")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--draft", default="zoo:2x192-carved")
-    parser.add_argument("--stale-tokens", type=int, default=500_000, help="of stories that it was distilled on")
-    parser.add_argument("--tokens", type=int, default=200_000, help="to serve")
+    parser.add_argument("--stale-tokens", type=int, default=500_000, help="tokens of stories to distil the draft on")
+    parser.add_argument("--tokens", type=int, default=200_000, help="tokens to serve")
     parser.add_argument("--every", type=int, default=16, help="prompts between updates")
-    parser.add_argument("--budget", type=int, default=8192, help="tokens of an update")
+    parser.add_argument("--budget", type=int, default=8192, help="training tokens of an update")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     options = parser.parse_args()
     trained = sd.load("zoo:target", device="cpu", trainable=True)
@@ -97,7 +98,10 @@ def main() -> None:
         online = OnlineDraft(target, draft, Path(folder), OnlineOptions(learning_rate=options.learning_rate))
         print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}, torch {torch.__version__}")
         print(f"{options.draft}, distilled on {options.stale_tokens:,} tokens of {OLD}, serves {NEW};")
-        print(f"every {options.every} prompts it reads {options.budget:,} tokens, at a rate of {options.learning_rate}")
+        print(
+            f"every {options.every} prompts it learns from {options.budget:,} tokens, "
+            f"at a learning rate of {options.learning_rate}"
+        )
         print(
             f"{'tokens served':>14} {NEW + ' accepted':>14} {'TAR':>6} {OLD + ' accepted':>18} {'TAR':>6}  learning s"
         )
@@ -121,8 +125,8 @@ def main() -> None:
                 begin_s = time.perf_counter()
                 online.learn(options.budget)
                 learning_s += time.perf_counter() - begin_s
-    gap = figures[0][2] - figures[0][0]  # between the domain that the draft was distilled on and the other
-    print(f"the gap was {gap:.3f}; {(figures[-1][0] - figures[0][0]) / gap:.0%} of it was made up")
+    gap = figures[0][2] - figures[0][0]  # between the old domain's acceptance rate and the new domain's
+    print(f"the gap in acceptance rate was {gap:.3f}; {(figures[-1][0] - figures[0][0]) / gap:.0%} of it was closed")
 
 
 if __name__ == "__main__":

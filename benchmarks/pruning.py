@@ -1,8 +1,9 @@
-"""Methods for a draft of a given shape, on equal tokens: importance, learned masks, random parts, from scratch.
+"""Methods that build a draft of a given shape, on equal tokens: importance, learned masks, random parts, from scratch.
 
-For each shape and method the learning rate is chosen first, of four, with one seed and the smaller budget. All tokens
-count: those with which method layers are tried, and those on which masks are trained. Judged on held-out prompts:
-acceptance on text that the target drew, greedy match and TAR at lookahead 5 on its greedy text, loss on the corpus.
+First one of four learning rates is chosen for each shape and method, with one seed and the smaller budget. All training
+tokens count, including those for trying sets of layers and for training masks. Drafts are judged on held-out prompts:
+acceptance rate on text that the target sampled, greedy match and TAR at lookahead 5 on its greedy text, loss on the
+corpus.
 
     python benchmarks/pruning.py --corpus DIR --work DIR [--parent zoo:target] [--workers 4]
 """
@@ -35,8 +36,8 @@ METHODS = (
     "random sub-network + distillation",
     "from scratch + distillation",
 )
-FACTORS = (0.5, 1.0, 2.0, 4.0)  # learning rates that are tried, over what the width suggests
-PROBE = 0.05  # of the tokens, for each of up to five method sets of layers
+FACTORS = (0.5, 1.0, 2.0, 4.0)  # learning rates to try, as multiples of the usual rate for the width
+PROBE = 0.05  # share of the tokens for trying each of up to five sets of layers
 
 
 def run_trial(options: argparse.Namespace, trial: Trial, folder: str) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def run_trial(options: argparse.Namespace, trial: Trial, folder: str) -> dict[st
 
 
 def build(options: argparse.Namespace, trial: Trial, trainer: Trainer, target: Decoder, shape: ModelShape) -> Decoder:
-    """Build a draft by the trial's method on all of its tokens."""
+    """Build a draft by the trial's method, with all of the trial's tokens."""
     method, tokens = trial["way"], trial["tokens"]
     rate = trial["factor"] * usual_rate(shape)
     full = recipe(options, tokens, rate, trial["seed"])
@@ -64,7 +65,7 @@ def build(options: argparse.Namespace, trial: Trial, trainer: Trainer, target: D
         draft = prune_by_importance(trainer, target, shape, full, objective="forward-kl", probe=PROBE)
         remaining = tokens - sum(trained_on(file) for file in trainer.folder.glob("layers-*/metrics.jsonl"))
     elif method.startswith("random"):
-        draft, remaining = at_random(target, shape, trial["seed"]), tokens
+        draft, remaining = carve_at_random(target, shape, trial["seed"]), tokens
     else:
         draft, remaining = fresh_decoder(child_shape(target.shape, shape), trial["seed"]).to(target.device), tokens
     if remaining:
@@ -73,12 +74,12 @@ def build(options: argparse.Namespace, trial: Trial, trainer: Trainer, target: D
 
 
 def trained_on(metrics: Path) -> int:
-    """Return the tokens of a stage."""
+    """Return the number of tokens of a stage."""
     return int(json.loads(metrics.read_text().splitlines()[-1])["tokens"])
 
 
-def at_random(target: Decoder, shape: ModelShape, seed: int) -> Decoder:
-    """Carve layers, heads, neurons and dimensions that are drawn at random."""
+def carve_at_random(target: Decoder, shape: ModelShape, seed: int) -> Decoder:
+    """Carve a draft from random layers, heads, neurons and dimensions."""
     parent, draws = target.shape, torch.Generator().manual_seed(seed)
     scores = Importance(
         torch.rand(parent.layers, generator=draws),
@@ -91,7 +92,7 @@ def at_random(target: Decoder, shape: ModelShape, seed: int) -> Decoder:
 
 
 def best_factors(options: argparse.Namespace, file: Path) -> dict[tuple[str, str], float]:
-    """Find the learning rate of each method and shape whose draft the target accepts most."""
+    """Return the factor of the learning rate with the highest acceptance rate, for each shape and method."""
     pilots = run_all(
         run_trial,
         options,
@@ -109,6 +110,10 @@ def best_factors(options: argparse.Namespace, file: Path) -> dict[tuple[str, str
         if key not in best or record.get("acceptance", 0.0) > best[key].get("acceptance", 0.0):
             best[key] = record
     return {key: record["trial"]["factor"] for key, record in best.items()}
+
+
+def matches(trial: Trial, shape: str, tokens: int, method: str) -> bool:
+    return bool((trial["shape"], trial["tokens"], trial["way"]) == (shape, tokens, method))
 
 
 def main() -> None:
@@ -132,18 +137,14 @@ def main() -> None:
         file,
     )
     print(trials.provenance(options))
-    print("mean ± standard deviation over seeds; rate: what the learning rate is multiplied with, the best of four")
+    print("mean ± standard deviation over seeds; rate: the best of four factors of the learning rate")
     for shape in options.shapes:
         for tokens in options.budgets:
             print(f"\n{shape}, {tokens:,} tokens")
             print(f"  {'':<36} {'acceptance':>15} {'greedy match':>15} {'TAR at 5':>15} {'loss':>15}  rate")
             for method in METHODS:
-                mine = [
-                    r
-                    for r in records
-                    if (r["trial"]["shape"], r["trial"]["tokens"], r["trial"]["way"]) == (shape, tokens, method)
-                ]
-                cells = [spread(mine, name) for name in ("acceptance", "greedy_match", "tar", "loss")]
+                seeds = [record for record in records if matches(record["trial"], shape, tokens, method)]
+                cells = [spread(seeds, name) for name in ("acceptance", "greedy_match", "tar", "loss")]
                 print(f"  {method:<36} " + " ".join(f"{cell:>15}" for cell in cells) + f"  {factors[shape, method]:g}")
 
 

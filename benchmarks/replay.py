@@ -1,7 +1,7 @@
-"""The cost of knowing a draft's acceptance: one replay for all lookaheads, against decoding live at each.
+"""The time to measure a draft's TAR: one replay for all lookaheads, against live decoding at each lookahead.
 
 Both run in one process, a draft at a time. Neither time includes plain decoding, as the trace is recorded once for all
-drafts. The counts must be the same.
+drafts. Both must find the same TAR.
 
     python benchmarks/replay.py [--prompts 40] [--new-tokens 64] [--lookaheads 12]
 """
@@ -13,12 +13,7 @@ from pathlib import Path
 
 import shallowdraft as sd
 from shallowdraft.models import zoo
-from shallowdraft.prompts import load_prompts
 from shallowdraft.records import commit, processor
-from shallowdraft.replaying.model import replay_model
-from shallowdraft.replaying.recording import record
-from shallowdraft.runs.sampling import Sampling
-from shallowdraft.runs.trace import read_trace
 
 
 def main() -> None:
@@ -31,19 +26,16 @@ def main() -> None:
     args = parser.parse_args()
     target = sd.load("zoo:target", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
-        prompts = [(args.set, prompt) for prompt in load_prompts(args.set)[: args.prompts]]
-        file = Path(folder) / "trace.jsonl"
-        for _ in record(target, prompts, file, max_new_tokens=args.new_tokens, sampling=Sampling()):
-            pass
-        trace = read_trace(file)
-    size = f"{len(prompts)} prompts, {args.new_tokens} tokens"
-    print(f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {processor()}; {size}")
+        size = {"limit": args.prompts, "max_new_tokens": args.new_tokens}
+        trace = sd.record(target, args.set, Path(folder) / "trace.jsonl", **size, progress=False)
+    date = time.strftime("%Y-%m-%d")
+    print(f"{date}, commit {commit()}, {processor()}; {len(trace.outputs)} prompts, {args.new_tokens} tokens")
     print(f"{'draft':<20}{'replay s':>10}{f'live, 1 to {args.lookaheads}, s':>20}{'times cheaper':>16}")
     for name in args.drafts:
         draft = sd.load_draft(f"zoo:{name}", device="cpu")
-        replay_model(draft, trace)  # warms up
+        sd.replay(trace, [draft])  # warms up
         begin_s = time.perf_counter()
-        tars = replay_model(draft, trace).tar()
+        tars = sd.replay(trace, [draft]).drafts[0].replay.tar()
         replay_s, live_s = time.perf_counter() - begin_s, 0.0
         for lookahead in range(1, args.lookaheads + 1):
             begin_s = time.perf_counter()

@@ -1,9 +1,9 @@
 """Every drafter on the same footing: tokens per iteration, times, speed against plain decoding, extra memory.
 
-Greedy, batch 1, the zoo on a CPU or a GPU. On each prompt all candidates take turns, in an order that is drawn anew
-each round, and the fastest of its rounds counts, because others may use the machine too. The speed-up is the ratio of
-the sums of decoding time, its interval a bootstrap over prompts. Outputs must be those of plain decoding. A set may be
-a file, and SET@TASK is one task of it: Spec-Bench's summarisation may not be shipped, so name your copy.
+Greedy, batch 1, the zoo on a CPU or a GPU. On each prompt all candidates take turns, in a new random order each round,
+and the fastest round of each counts, because other processes may use the machine. The speed-up is the ratio of the
+sums of decoding time, its interval a bootstrap over prompts. Outputs must be those of plain decoding. A set may be a
+file, and SET@TASK selects one task of it. Spec-Bench's summarisation may not be shipped, so name your copy.
 
     python benchmarks/strategies.py [--sets zoo humaneval spec_bench.jsonl@summarization] [--skips FILE]
 """
@@ -15,16 +15,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # as the command does
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # as the commands set it
 import torch
 from zoo import speed_up
 
 import shallowdraft as sd
 from shallowdraft.decoding.divergence import explain
 from shallowdraft.models.memory import dtype_name
-from shallowdraft.profiling.measure import device_name
 from shallowdraft.prompts import load_prompts
-from shallowdraft.records import commit
+from shallowdraft.records import commit, processor
 from shallowdraft.studying.skip_search import read_trials
 
 DRAFT = "zoo:4x128"
@@ -33,7 +32,7 @@ DRAFT = "zoo:4x128"
 def options_by_name(
     target: sd.Model, draft: sd.Model, heads: Path | None, skips: Path | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the options of every candidate, plain decoding first."""
+    """Return the options of `generate` for every candidate, plain decoding first."""
     candidates: dict[str, dict[str, Any]] = {
         "plain": {},
         "draft, d = 2": {"draft": draft, "lookahead": 2},
@@ -44,21 +43,21 @@ def options_by_name(
         "n-gram, d <= 12": {"drafter": "ngram", "lookahead": 12},
         "early exit, d = 1": {"drafter": "skip", "lookahead": 1},
     }
-    if target.device.type == "cpu":  # a GPU's iterations all have the same length
+    if target.device.type == "cpu":  # on a GPU all iterations have the same length
         candidates["draft while sure, d <= 6"] = {"draft": draft, "lookahead": 6, "min_confidence": 0.1}
     medusa_heads = sd.load_heads(target, heads)
     for nodes in (4, 16, 48):
         candidates[f"medusa, {nodes} nodes"] = {"drafter": "medusa", "heads": medusa_heads, "nodes": nodes}
-    trials = read_trials(skips) if skips else []
-    for kind, tried in (("regular", [trial for trial in trials if trial.uniform]), ("searched", trials)):
-        for best in tried[:1]:
+    trials = read_trials(skips) if skips else []  # the best first
+    for kind, ranked in (("regular", [trial for trial in trials if trial.uniform]), ("searched", trials)):
+        for best in ranked[:1]:
             options = {"drafter": "skip", "skips": best.skips, "lookahead": best.lookahead}
             candidates[f"skip, {kind}, d = {best.lookahead}"] = options
     return candidates
 
 
 def extra_bytes(target: sd.Model, options: dict[str, Any], tokens: int) -> int:
-    """Return the memory needed beside plain decoding: a draft's weights and KV cache, the slots of a tree."""
+    """Return the memory needed beyond plain decoding: a draft's weights and KV cache, and slots for draft tokens."""
     total = 0
     if draft := options.get("draft"):
         parameters = (*draft.decoder.parameters(), *draft.decoder.buffers())
@@ -73,10 +72,10 @@ def extra_bytes(target: sd.Model, options: dict[str, Any], tokens: int) -> int:
 
 def prompts_of(name: str, limit: int) -> list[str]:
     """Return the prompts of a set, or of one task of it."""
-    whole, _, task = name.partition("@")
-    texts = [prompt.text for prompt in load_prompts(whole) if prompt.task.endswith(task)][:limit]
+    prompt_set, _, task = name.partition("@")
+    texts = [prompt.text for prompt in load_prompts(prompt_set) if prompt.task.endswith(task)][:limit]
     if not texts:
-        raise SystemExit(f"{whole} has no prompts of the task {task}")
+        raise SystemExit(f"{prompt_set} has no prompts of the task {task}; name one of its tasks after @")
     return texts
 
 
@@ -84,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", default=["zoo", "humaneval", "gsm8k"])
     parser.add_argument("--limit", type=int, default=16, help="prompts of each set")
-    parser.add_argument("--rounds", type=int, default=2, help="the fastest counts, of each candidate on each prompt")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds on each prompt; the fastest counts")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=2)
@@ -97,8 +96,9 @@ def main() -> None:
     target, draft = sd.load("zoo:target", device=args.device), sd.load_draft(DRAFT, device=args.device)
     room = target.shape.context - args.new_tokens
     candidates = options_by_name(target, draft, args.heads, args.skips)
-    where = device_name(target.device) + (f", {args.threads} threads" if args.device == "cpu" else "")
-    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {where}, torch {torch.__version__}")
+    on_cpu = args.device == "cpu"
+    device = f"{processor()}, {args.threads} threads" if on_cpu else torch.cuda.get_device_name(target.device)
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {device}, torch {torch.__version__}")
     print(f"zoo:target, drafts by {DRAFT}; {args.new_tokens} tokens a prompt, greedy")
     for prompt_set in args.sets:
         texts = prompts_of(prompt_set, args.limit)
@@ -122,13 +122,13 @@ def main() -> None:
         print(f"{'candidate':<28}   TAR  draft ms verify ms  tokens/s       speed-up (90 %)    MiB")
         ratios = {name: speed_up(statistics["plain"], stats) for name, stats in statistics.items() if name != "plain"}
         for name, stats in statistics.items():
-            whole = sd.total(stats, one_batch=False)
+            total = sd.total(stats, one_batch=False)
             ratio, low, high = ratios.get(name, (1.0, 1.0, 1.0))
-            each = 1e3 / whole.iterations
+            draft_ms, verify_ms = (1e3 * seconds / total.iterations for seconds in (total.draft_s, total.verify_s))
             extra = extra_bytes(target, candidates[name], room) / 2**20 if name != "plain" else 0.0
             print(
-                f"{name:<28} {whole.tar:5.2f} {whole.draft_s * each:9.2f} {whole.verify_s * each:9.2f} "
-                f"{whole.decode_tokens_per_s:9.0f} {ratio:7.2f} ({low:.2f} to {high:.2f}) {extra:6.1f}",
+                f"{name:<28} {total.tar:5.2f} {draft_ms:9.2f} {verify_ms:9.2f} "
+                f"{total.decode_tokens_per_s:9.0f} {ratio:7.2f} ({low:.2f} to {high:.2f}) {extra:6.1f}",
                 flush=True,
             )
         print("fastest: " + max(ratios, key=lambda name: ratios[name][0]))

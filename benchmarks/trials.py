@@ -1,12 +1,11 @@
-"""Parts that benchmarks/pruning.py and objectives.py share: text, a judge, and trials over several processes.
+"""Helpers of benchmarks/pruning.py and objectives.py: text, the judgement of drafts, and trials in several processes.
 
-Every trial is a line of a file of records; a benchmark that was stopped skips those that are recorded.
+Every finished trial is a line in a file of records; a benchmark that is started again skips recorded trials.
 """
 
 import argparse
 import json
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -28,11 +27,12 @@ from shallowdraft.building.trainer import Trainer
 from shallowdraft.errors import TrainingError
 from shallowdraft.models.decoder import Decoder
 from shallowdraft.models.model import load
+from shallowdraft.records import commit
 
 LOOKAHEAD = 5
-PROMPT, LENGTH = 32, 96  # tokens of a held-out prompt, and of what the target writes after it
+PROMPT, LENGTH = 32, 96  # tokens of a held-out prompt, and of the target's continuation
 
-SETTING = ("parent", "batch_tokens", "sequence", "prompts", "generated")  # options that a record depends on too
+SETTING = ("parent", "batch_tokens", "sequence", "prompts", "generated")  # options that are part of a record's key
 
 Trial = dict[str, Any]
 
@@ -46,14 +46,14 @@ def new_parser(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch-tokens", type=int, default=16384)
     parser.add_argument("--sequence", type=int, default=512)
-    parser.add_argument("--workers", type=int, default=1, help="trials at a time")
+    parser.add_argument("--workers", type=int, default=1, help="trials that run at once")
     parser.add_argument("--prompts", type=int, default=256, help="held-out prompts to judge on")
     parser.add_argument("--generated", type=int, default=2_000_000, help="tokens that the target writes for training")
     return parser
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Write the corpus as tokens, with the target's own text as a domain, unless that was done before."""
+    """Write the corpus and the target's continuations of it as token stores, if they are missing."""
     corpus, generated = options.work / "tokens", options.work / "generated"
     model = load(options.parent, "float32", trainable=True)
     if not (corpus / "store.json").exists():
@@ -61,21 +61,20 @@ def prepare(options: argparse.Namespace) -> None:
     if not (generated / "store.json").exists():
         store, rows = open_store(corpus), min(2048, max(8, options.generated // (8 * options.sequence)))
         size = {"tokens": options.generated, "prompt": PROMPT, "length": options.sequence - PROMPT, "rows": rows}
-        texts = write_continuations(store, model.decoder, generated, **size, seed=1)
-        for _ in texts:
+        for _ in write_continuations(store, model.decoder, generated, **size, seed=1):
             pass
-        torch.cuda.empty_cache()  # other processes do the rest
+        torch.cuda.empty_cache()  # trials run in other processes, which need the memory
 
 
 @cache
 def load_parent(name: str) -> Decoder:
-    """Load the target once a process."""
+    """Load the target, once per process."""
     return load(name, "float32", trainable=True).decoder
 
 
 @cache
 def held_out_text(name: str, work: Path, prompts: int) -> tuple[Tensor, Tensor]:
-    """Return held-out prompts with what the target writes after them: greedily, and drawn at temperature 1."""
+    """Return held-out prompts, each with the target's continuation: greedy, and sampled at temperature 1."""
     target = load_parent(name)
     reader = Batches(open_store(work / "tokens"), part="val", rows=prompts, sequence=PROMPT, seed=0)
     starts = torch.from_numpy(reader.next()[:, :PROMPT]).to(target.device)
@@ -84,11 +83,11 @@ def held_out_text(name: str, work: Path, prompts: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def judge(draft: Decoder, options: argparse.Namespace) -> dict[str, float]:
-    """Measure acceptance on drawn text, match and TAR on greedy text, as speculative decoding would meet them."""
+    """Measure the acceptance rate on the target's sampled text, and greedy match and TAR on its greedy text."""
     target = load_parent(options.parent)
-    greedy, drawn = held_out_text(options.parent, options.work, options.prompts)
+    greedy, sampled = held_out_text(options.parent, options.work, options.prompts)
     rates, matches = [], []
-    for rows in drawn.split(32):
+    for rows in sampled.split(32):
         p, q = (model.logits(rows[:, :-1])[:, PROMPT - 1 :] for model in (target, draft))
         rates.append(acceptance(p, q))
     for rows in greedy.split(32):
@@ -103,17 +102,17 @@ def judge(draft: Decoder, options: argparse.Namespace) -> dict[str, float]:
 
 
 def new_trainer(options: argparse.Namespace, folder: str, domains: tuple[str, ...] | None = None) -> Trainer:
-    """Return a trainer on these domains, or on all: the corpus and the target's text."""
+    """Return a trainer on some domains, or on all: the corpus and the target's own text."""
     return Trainer(open_store(options.work / "generated"), Path(folder), domains=domains)
 
 
 def corpus_domains(store: TokenStore) -> tuple[str, ...]:
-    """Return all domains but the target's own text."""
+    """Return all domains except the target's own text."""
     return tuple(domain for domain in store.domains if domain != DOMAIN)
 
 
 def recipe(options: argparse.Namespace, tokens: int, rate: float, seed: int) -> Recipe:
-    """Return the recipe of a trial, whose state is never saved."""
+    """Return the recipe of a trial; its state is never saved."""
     return Recipe(
         tokens=tokens,
         batch_tokens=options.batch_tokens,
@@ -131,7 +130,7 @@ def run_all(
     trials: Iterable[Trial],
     file: Path,
 ) -> list[dict[str, Any]]:
-    """Run the trials that are not recorded, and return the records of all."""
+    """Run the trials that are not recorded, and return the records of all trials."""
     setting = {name: str(getattr(options, name)) for name in SETTING}
     all_trials = [trial | setting for trial in trials]
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -163,7 +162,7 @@ def _run(
     with tempfile.TemporaryDirectory() as folder:
         try:
             return run_trial(options, trial, folder)
-        except TrainingError as error:  # masks that did not converge, a rate that diverged: a result too
+        except TrainingError as error:  # masks that do not converge or a rate that diverges count as a result
             return {"failed": str(error)}
 
 
@@ -181,12 +180,10 @@ def spread(records: list[dict[str, Any]], name: str) -> str:
 
 
 def provenance(options: argparse.Namespace) -> str:
-    """Return date, commit, device, versions and options in two lines."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    """Return date, commit, device, versions and options, in two lines."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    shown = {name: value for name, value in vars(options).items() if name not in ("corpus", "work")}
-    version = commit.stdout.strip() or "unknown"
+    settings = {name: value for name, value in vars(options).items() if name not in ("corpus", "work")}
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {version}, {device}, torch {torch.__version__}\n"
-        f"parent {load_parent(options.parent).shape}; {shown}"
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {device}, torch {torch.__version__}\n"
+        f"parent {load_parent(options.parent).shape}; {settings}"
     )

@@ -1,17 +1,14 @@
 """Every draft of the zoo at every lookahead against plain decoding, over the prompts that ship with the package.
 
-Greedy, batch 1, float32 on a CPU. For each prompt all candidates take turns, in an order that is drawn anew each time,
-so that they meet the same machine. The speed-up is the ratio of the sums of decoding time over all prompts, its
+Greedy, batch 1, float32 on a CPU. For each prompt all candidates take turns, in a new random order each time, so that
+they meet the machine in the same state. The speed-up is the ratio of the sums of decoding time over all prompts, its
 interval a bootstrap over prompts. Outputs must be those of plain decoding.
 
     python benchmarks/zoo.py [--drafts 1x256 2x192] [--lookaheads 1 2 3 4 5] [--new-tokens 64] [--threads 2]
 """
 
 import argparse
-import platform
-import subprocess
 from datetime import UTC, datetime
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -21,6 +18,7 @@ import shallowdraft as sd
 from shallowdraft.decoding.divergence import explain
 from shallowdraft.models import zoo
 from shallowdraft.prompts import load_prompts
+from shallowdraft.records import commit, processor
 
 Candidate = tuple[str, int]
 """A draft and a lookahead; ("", 0) is plain decoding."""
@@ -33,9 +31,9 @@ def measure(args: argparse.Namespace) -> dict[Candidate, list[sd.Statistics]]:
     candidates: list[Candidate] = [("", 0), *((name, lookahead) for name in drafts for lookahead in args.lookaheads)]
     statistics: dict[Candidate, list[sd.Statistics]] = {candidate: [] for candidate in candidates}
     for number, prompt in enumerate(load_prompts("zoo")):
-        drawn = Random(number).sample(candidates, len(candidates))
+        order = Random(number).sample(candidates, len(candidates))
         runs: dict[Candidate, sd.Generation] = {}
-        for name, lookahead in drawn if number else drawn * 2:  # the first prompt warms up
+        for name, lookahead in order if number else order * 2:  # the first prompt warms up
             options = {"draft": drafts.get(name), "lookahead": max(1, lookahead)}
             runs[name, lookahead] = sd.generate(target, prompt.text, max_new_tokens=args.new_tokens, **options)
         for candidate, run in runs.items():
@@ -47,11 +45,12 @@ def measure(args: argparse.Namespace) -> dict[Candidate, list[sd.Statistics]]:
 
 def speed_up(plain: list[sd.Statistics], other: list[sd.Statistics]) -> tuple[float, float, float]:
     """Return the ratio of decoding speeds with its 90 % interval."""
+    # [2, prompts]: plain decoding, then the candidate
     times = np.array([[stats.total_s - stats.prefill_s for stats in side] for side in (plain, other)])
     tokens = np.array([[stats.tokens for stats in side] for side in (plain, other)])
 
-    def ratio(chosen: np.ndarray) -> float:
-        speeds = tokens[:, chosen].sum(1) / times[:, chosen].sum(1)
+    def ratio(prompts: np.ndarray) -> float:
+        speeds = tokens[:, prompts].sum(1) / times[:, prompts].sum(1)
         return float(speeds[1] / speeds[0])
 
     draws = np.random.default_rng(0).integers(0, len(plain), (1000, len(plain)))
@@ -65,25 +64,22 @@ def main() -> None:
     parser.add_argument("--lookaheads", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--draft-dtype", help="float32 or int8; default: what load_draft takes")
+    parser.add_argument("--draft-dtype", help="float32 or int8; default: that of load_draft")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     statistics = measure(args)
     plain = statistics["", 0]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    processor = cpu.partition(": ")[2] or platform.processor()
-    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}, {processor}")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, {processor()}")
     print(f"{args.threads} threads, torch {torch.__version__}, {len(plain)} prompts, {args.new_tokens} tokens each")
-    whole = sd.total(plain, one_batch=False)
-    print(f"plain decoding: {whole.decode_tokens_per_s:.0f} tokens/s; outputs of all candidates are the same")
+    total = sd.total(plain, one_batch=False)
+    print(f"plain decoding: {total.decode_tokens_per_s:.0f} tokens/s; outputs of all candidates are the same")
     print(f"{'draft':<16}{'lookahead':>10}{'TAR':>7}{'draft ms':>10}{'verify ms':>10}{'tokens/s':>10}  speed-up (90 %)")
     for (name, lookahead), stats in list(statistics.items())[1:]:
-        whole = sd.total(stats, one_batch=False)
+        total = sd.total(stats, one_batch=False)
         ratio, low, high = speed_up(plain, stats)
-        times = "".join(f"{seconds / whole.iterations * 1e3:>10.2f}" for seconds in (whole.draft_s, whole.verify_s))
-        speed = f"{whole.decode_tokens_per_s:>10.0f}"
-        print(f"{name:<16}{lookahead:>10}{whole.tar:>7.2f}{times}{speed}  {ratio:.2f} ({low:.2f} to {high:.2f})")
+        times = "".join(f"{seconds / total.iterations * 1e3:>10.2f}" for seconds in (total.draft_s, total.verify_s))
+        speed = f"{total.decode_tokens_per_s:>10.0f}"
+        print(f"{name:<16}{lookahead:>10}{total.tar:>7.2f}{times}{speed}  {ratio:.2f} ({low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

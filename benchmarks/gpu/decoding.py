@@ -1,7 +1,8 @@
-"""Plain and speculative decoding at batch 1 against the memory floor, on pairs whose agreement is known.
+"""Plain and speculative decoding at batch 1 against the memory floor, on synthetic pairs of known agreement.
 
-The floor of an iteration: every weight of the target but the input embedding is read once, those of the draft once a
-step, at the bandwidth that was measured in the same run. The output is compared with the known one.
+The floor of an iteration is the time to read every weight of the target except the input embedding once, and those of
+the draft once per step, at the bandwidth measured in the same run. The output must be the text that the pair is built
+to write.
 
     python benchmarks/gpu/decoding.py [--pairs 7b-wide 7b-deep] [--rounds 7]
 """
@@ -13,7 +14,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 65B fit without holes only
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 65B fits only without fragmentation
 import torch
 from floor import bandwidth, provenance, spread
 
@@ -29,26 +30,28 @@ WIDE_796M = ModelShape(5, 2560, 32, 11008, head_dim=128, **SIZE)
 
 
 @dataclass(frozen=True)
-class Case:
+class SyntheticCase:
+    """A pair of shapes to measure."""
+
     target: ModelShape
     draft: ModelShape
     lookahead: int
     paper_tar: float | None = None
-    """Of Wide-796M with LLaMA-65B on MMLU (its Table 3); what Sheared-1.3B reached is in a figure only."""
+    """TAR of Wide-796M with LLaMA-65B on MMLU, from the paper's Table 3; it gives Sheared-1.3B's in a figure only."""
 
 
 CASES = {
-    "7b-wide": Case(LLAMA_7B, ModelShape(5, 4096, 32, 11008, **SIZE), 4),
-    "7b-deep": Case(LLAMA_7B, SHEARED, 4),
-    "65b-wide": Case(LLAMA_65B, WIDE_796M, 7, 2.66),
-    "65b-deep": Case(LLAMA_65B, SHEARED, 7, 2.66),
+    "7b-wide": SyntheticCase(LLAMA_7B, ModelShape(5, 4096, 32, 11008, **SIZE), 4),
+    "7b-deep": SyntheticCase(LLAMA_7B, SHEARED, 4),
+    "65b-wide": SyntheticCase(LLAMA_65B, WIDE_796M, 7, 2.66),
+    "65b-deep": SyntheticCase(LLAMA_65B, SHEARED, 7, 2.66),
 }
 PROMPT, NEW, AGREEMENT = 64, 256, 0.8
 
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds an iteration and of its parts, and tokens."""
+    """Seconds per iteration and of its parts, tokens per second, and TAR."""
 
     iteration_s: float
     draft_s: float
@@ -58,27 +61,30 @@ class Round:
 
 
 def measure(pair: SyntheticPair, draft: sd.Model | None, lookahead: int, rounds: int) -> list[Round]:
-    found = []
+    """Decode a new prompt in each round, after two rounds of warm-up."""
+    measured = []
     for number in range(rounds + 2):
-        prompt = [(7 * number + one) % SIZE["vocab"] for one in range(PROMPT)]
+        prompt = [(7 * number + position) % SIZE["vocab"] for position in range(PROMPT)]
         out = sd.generate(pair.target, prompt, draft=draft, lookahead=lookahead, max_new_tokens=NEW, stop_tokens=())
-        assert out.token_ids == pair.walk(prompt[-1], NEW), "the output is not the known one"
+        assert out.token_ids == pair.walk(prompt[-1], NEW), "the output is not the expected text"
         stats = out.stats
         seconds = stats.total_s - stats.prefill_s
-        each = (one / stats.iterations for one in (seconds, stats.draft_s, stats.verify_s))
-        found.append(Round(*each, stats.emitted / seconds, stats.tar))
-    return found[2:]  # the first runs the kernels, the second captures
+        per_iteration = (total_s / stats.iterations for total_s in (seconds, stats.draft_s, stats.verify_s))
+        measured.append(Round(*per_iteration, stats.emitted / seconds, stats.tar))
+    return measured[2:]  # the first round compiles the kernels, the second captures the graphs
 
 
 def report(name: str, rounds: list[Round], steps: int, target_s: float, draft_s: float) -> str:
-    def middle(part: str) -> float:
-        return statistics.median(getattr(one, part) for one in rounds)
+    """Describe rounds beside their floors: `target_s` for a verification pass, `draft_s` for a draft step."""
+
+    def middle(field: str) -> float:
+        return statistics.median(getattr(measured, field) for measured in rounds)
 
     floor_s = target_s + steps * draft_s
     lines = [
-        f"{name}: {spread([one.tokens_per_s for one in rounds])} tokens/s, {middle('tar'):.2f} an iteration of "
-        f"{spread([1e3 * one.iteration_s for one in rounds], 3)} ms; floor {1e3 * floor_s:.3f} ms: "
-        f"{floor_s / middle('iteration_s'):.1%} of it"
+        f"{name}: {spread([measured.tokens_per_s for measured in rounds])} tokens/s, TAR {middle('tar'):.2f}, "
+        f"iteration {spread([1e3 * measured.iteration_s for measured in rounds], 3)} ms; floor {1e3 * floor_s:.3f} ms: "
+        f"{floor_s / middle('iteration_s'):.1%}"
     ]
     verified = f"verification {1e3 * middle('verify_s'):.3f} ms, {target_s / middle('verify_s'):.1%} of its floor"
     if steps:
@@ -93,30 +99,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", nargs="+", default=["7b-wide", "7b-deep"], choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
+    args = parser.parse_args()
     bytes_s = bandwidth()
     torch.cuda.empty_cache()
     print(provenance())
-    print(f"memory is read with {bytes_s / 1e12:.2f} TB/s; prompt {PROMPT}, {NEW} tokens, bf16; medians (min to max)\n")
-    for name in given.pairs:
+    print(f"memory is read at {bytes_s / 1e12:.2f} TB/s; prompt {PROMPT}, {NEW} tokens, bf16; medians (min to max)\n")
+    for name in args.pairs:
         case = CASES[name]
         pair = make_pair(case.target, case.draft, AGREEMENT, device="cuda", dtype=torch.bfloat16)
         for model in (pair.target, pair.draft):
-            assert model.decoder.pack().fused is not None, "a kernel fell back"
+            assert model.decoder.pack().fused is not None, "the fused kernels cannot run this shape"
         target_s, draft_s = (shape.pass_bytes("bfloat16") / bytes_s for shape in (case.target, case.draft))
         begin_s = time.perf_counter()
         sd.generate(pair.target, [1] * PROMPT, draft=pair.draft, lookahead=case.lookahead, max_new_tokens=NEW)
-        print(f"{name}: kernels compiled and captured at the first use, {time.perf_counter() - begin_s:.1f} s in all")
-        plain = measure(pair, None, 1, given.rounds)
+        print(f"{name}: the first use took {time.perf_counter() - begin_s:.1f} s, with compilation and graph capture")
+        plain = measure(pair, None, 1, args.rounds)
         print(report(f"{name} {case.target}, plain", plain, 0, target_s, draft_s), flush=True)
-        rounds = measure(pair, pair.draft, case.lookahead, given.rounds)
+        rounds = measure(pair, pair.draft, case.lookahead, args.rounds)
         title = f"{name} with {case.draft}, lookahead {case.lookahead}"
         print(report(title, rounds, case.lookahead, target_s, draft_s), flush=True)
         if case.paper_tar:
-            length = statistics.median(one.iteration_s for one in rounds)
-            print(f"  at TAR {case.paper_tar}, the paper's with Wide-796M: {case.paper_tar / length:.1f} tokens/s")
+            iteration_s = statistics.median(measured.iteration_s for measured in rounds)
+            print(f"  at TAR {case.paper_tar}, the paper's with Wide-796M: {case.paper_tar / iteration_s:.1f} tokens/s")
         del pair
-        gc.collect()  # a model and the engines kept for it know each other
+        gc.collect()  # a model and its cached engines refer to each other
         torch.cuda.empty_cache()
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what contexts.py and depth.py measured, from their CSV files; needs the `report` extra, no GPU.
+"""Charts of the measurements of contexts.py and depth.py, from their CSV files; needs the `report` extra, no GPU.
 
 python benchmarks/gpu/figures.py [--results benchmarks/results/gpu] [--out docs/images]
 """
@@ -11,7 +11,7 @@ import altair as alt
 
 WIDTH, HEIGHT = 220, 200
 FAMILIES = {
-    "4a": ("layers:O", "layers, as many weights each"),
+    "4a": ("layers:O", "layers, equal weights in layers"),
     "4b": ("layers:O", "layers of d_model 2048"),
     "4c": ("d_model:O", "d_model, 4 layers"),
     "table 6": ("layers:O", "layers, OPT-350M's weights"),
@@ -24,7 +24,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def contexts(path: Path) -> alt.Chart:
-    """Share of the floor by context, a line for each batch."""
+    """Draw the share of the floor by context, one line per batch size."""
     rows = [row | {"share": float(row["share"]), "batch": int(row["batch"])} for row in rows_of(path)]
     return (
         alt.Chart(alt.Data(values=rows))
@@ -40,7 +40,7 @@ def contexts(path: Path) -> alt.Chart:
 
 
 def depth(path: Path) -> alt.HConcatChart:
-    """Microseconds a draft step, measured and at the floor, a panel for each of the paper's questions."""
+    """Draw microseconds per draft step, measured and at the floor, one panel per family of shapes."""
     panels = []
     for family, (x, title) in FAMILIES.items():
         rows = []
@@ -67,11 +67,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/gpu"))
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     for name, draw in (("contexts", contexts), ("depth", depth)):
-        path = given.out / f"gpu-{name}.png"
-        draw(given.results / f"{name}.csv").save(path, ppi=144)
+        path = args.out / f"gpu-{name}.png"
+        draw(args.results / f"{name}.csv").save(path, ppi=144)
         print(path)
 
 

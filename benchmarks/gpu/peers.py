@@ -1,6 +1,6 @@
 """Speculative decoding beside transformers' assisted generation, on the same weights in one run.
 
-The output of both is compared under the rule of docs/lossless.md: where they differ, the logits must tie.
+Both outputs are compared by the rule of docs/lossless.md: where they differ, the logits must tie.
 
     python benchmarks/gpu/peers.py [--pair 7b-wide] [--rounds 3]
 """
@@ -22,9 +22,10 @@ from shallowdraft.models.synthetic import make_pair
 
 
 def as_transformers(model: sd.Model) -> Any:
-    """The same weights, not copied, in transformers' own class."""
+    """Return the model as transformers' own class, with the same weights in memory."""
     shape, dense = model.shape, model.decoder.dense_state()
-    config = transformers.AutoConfig.for_model(**{k: v for k, v in shape.to_config().items() if k != "architectures"})
+    settings = {key: value for key, value in shape.to_config().items() if key != "architectures"}
+    config = transformers.AutoConfig.for_model(**settings)
     state = {}
     for name, parts in shape.layout().items():
         pieces = dense[name].split([part.size[0] for part in parts])
@@ -40,8 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", default="7b-wide", choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    case = CASES[given.pair]
+    args = parser.parse_args()
+    case = CASES[args.pair]
     pair = make_pair(case.target, case.draft, AGREEMENT, device="cuda", dtype=torch.bfloat16)
     for model in (pair.target, pair.draft):
         model.decoder.pack()
@@ -63,22 +64,22 @@ def main() -> None:
 
     candidates = {"ours": ours, "transformers": theirs}
     same = ties = 0
-    for number in range(given.rounds + 1):
-        prompt = [(11 * number + one) % case.target.vocab for one in range(PROMPT)]
+    for number in range(args.rounds + 1):
+        prompt = [(11 * number + position) % case.target.vocab for position in range(PROMPT)]
         texts = {}
         for name in Random(number).sample(list(candidates), len(candidates)):
             begin_s = time.perf_counter()
             texts[name] = candidates[name](prompt)
-            took_s = time.perf_counter() - begin_s
-            speeds[name].extend([NEW / took_s] if number else [])  # the first compiles and captures
+            elapsed_s = time.perf_counter() - begin_s
+            speeds[name].extend([NEW / elapsed_s] if number else [])  # the first round compiles and captures
         difference = explain(pair.target, prompt, texts["transformers"], texts["ours"])
         assert difference is None or difference.tie, str(difference)
         same, ties = same + (difference is None), ties + (difference is not None)
     print(provenance(), f"transformers {transformers.__version__}")
-    print(f"{given.pair}, lookahead {case.lookahead}, prompt {PROMPT}, {NEW} tokens, prefill included, in turns")
-    for name, found in speeds.items():
-        print(f"  {name:<13} {spread(found)} tokens/s")
-    ratios = [one / other for one, other in zip(speeds["ours"], speeds["transformers"], strict=True)]
+    print(f"{args.pair}, lookahead {case.lookahead}, prompt {PROMPT}, {NEW} tokens, prefill included, taking turns")
+    for name, tokens_per_s in speeds.items():
+        print(f"  {name:<13} {spread(tokens_per_s)} tokens/s")
+    ratios = [fast / slow for fast, slow in zip(speeds["ours"], speeds["transformers"], strict=True)]
     print(f"  ratio {statistics.median(ratios):.1f}; {same} outputs identical, {ties} differ where the logits tie")
 
 

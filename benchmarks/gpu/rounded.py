@@ -1,9 +1,10 @@
-"""Weights in 8 bits on a GPU: what they gain in speed, cost in acceptance, and change in the target's own law.
+"""8-bit weights on a GPU: the gain in speed, the cost in acceptance rate, and the change of the target's distribution.
 
-Speed on the LLaMA-7B-shaped pair of decoding.py, with the draft, and with both models rounded; acceptance and change on
-the zoo, whose models are trained. They ship in 8 bits, so that rounding them again would change nothing: first their
-weights are scaled to and fro, which leaves what they compute. Rounding the draft never changes the output; rounding the
-target makes another model.
+Speed is measured on the LLaMA-7B-shaped pair of decoding.py, with the draft rounded, and with both models rounded.
+Acceptance and the target's distribution are measured on the zoo, whose models are trained. The zoo ships in 8 bits, so
+rounding its weights again would change nothing. Therefore weights are first rescaled in ways that cancel out: the model
+computes the same, but its weights are no longer multiples of the 8-bit step. Rounding the draft never changes the
+output; a rounded target is another model.
 
     python benchmarks/gpu/rounded.py [--rounds 5]
 """
@@ -25,8 +26,9 @@ ZOO_DRAFTS, LOOKAHEAD, NEW = ("1x256", "2x192", "4x128", "8x96"), 4, 64
 
 
 def speed(rounds: int) -> None:
+    """Print tokens per second and the share of the floor, by precision of target and draft."""
     case, bytes_s = CASES[PAIR], bandwidth()
-    print(f"{PAIR}, lookahead {case.lookahead}; memory is read with {bytes_s / 1e12:.2f} TB/s")
+    print(f"{PAIR}, lookahead {case.lookahead}; memory is read at {bytes_s / 1e12:.2f} TB/s")
     for kinds in (("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("int8", "int8")):
         pair = make_pair(case.target, case.draft, AGREEMENT, device="cuda", dtype=torch.bfloat16)
         for model, kind in zip((pair.target, pair.draft), kinds, strict=True):
@@ -36,12 +38,12 @@ def speed(rounds: int) -> None:
             for shape, kind in zip((case.target, case.draft), kinds, strict=True)
         )
         for name, draft, steps in (("plain", None, 0), ("speculative", pair.draft, case.lookahead)):
-            found = measure(pair, draft, max(1, steps), rounds)
-            length = statistics.median(one.iteration_s for one in found)
-            share = (target_s + steps * draft_s) / length
+            measured = measure(pair, draft, max(1, steps), rounds)
+            iteration_s = statistics.median(each.iteration_s for each in measured)
+            share, speeds = (target_s + steps * draft_s) / iteration_s, [each.tokens_per_s for each in measured]
             print(
-                f"  target {kinds[0]:<8} draft {kinds[1]:<8} {name:<12} {spread([one.tokens_per_s for one in found])} "
-                f"tokens/s, an iteration of {1e3 * length:.3f} ms, {share:.1%} of its floor",
+                f"  target {kinds[0]:<8} draft {kinds[1]:<8} {name:<12} {spread(speeds)} "
+                f"tokens/s, iteration {1e3 * iteration_s:.3f} ms, {share:.1%} of its floor",
                 flush=True,
             )
         del pair, model, draft
@@ -51,7 +53,7 @@ def speed(rounds: int) -> None:
 
 @torch.no_grad()
 def loaded(name: str, kind: str) -> sd.Model:
-    """A zoo model whose weights were off the grid of 8 bits before they were rounded or not."""
+    """Load a zoo model, move its weights off the 8-bit grid, and round them again if `kind` is int8."""
     model = sd.load(f"zoo:{name}", "float32", trainable=True)
     decoder, shape = model.decoder, model.shape
     assert shape.gated
@@ -64,9 +66,10 @@ def loaded(name: str, kind: str) -> sd.Model:
         for norm, projection in ((block.attn_norm, block.qkv), (block.ffn_norm, block.up)):
             projection.weight.mul_(norm.weight)
             norm.weight.fill_(1)
-        inner, values = factors(shape.ffn), factors(shape.kv_heads * shape.head_dim)
-        block.up.weight[shape.ffn :].mul_(inner[:, None])
-        block.down.weight.div_(inner)
+        # A factor per neuron of the MLP, and per dimension of the values; the next matrix divides by it
+        neurons, values = factors(shape.ffn), factors(shape.kv_heads * shape.head_dim)
+        block.up.weight[shape.ffn :].mul_(neurons[:, None])
+        block.down.weight.div_(neurons)
         block.qkv.weight[-len(values) :].mul_(values[:, None])
         heads = values.view(shape.kv_heads, 1, -1).expand(-1, shape.heads // shape.kv_heads, -1)
         block.out.weight.div_(heads.reshape(-1))
@@ -78,10 +81,11 @@ def loaded(name: str, kind: str) -> sd.Model:
 
 
 def acceptance() -> None:
+    """Print TAR with drafts in 16 and 8 bits, and the difference between the target in 16 and 8 bits."""
     target, rounded = loaded("target", "16 bits"), loaded("target", "int8")
     prompts = [target.encode(prompt.text) for prompt in load_prompts("zoo")]
     plain = sd.generate(target, prompts, max_new_tokens=NEW, stop_tokens=())
-    print(f"zoo:target, {len(prompts)} prompts, {NEW} tokens, greedy, lookahead {LOOKAHEAD}: tokens an iteration")
+    print(f"zoo:target, {len(prompts)} prompts, {NEW} tokens, greedy, lookahead {LOOKAHEAD}: TAR")
     for name in ZOO_DRAFTS:
         tars = []
         for kind in ("16 bits", "int8"):
@@ -95,22 +99,23 @@ def acceptance() -> None:
         for prompt, out in zip(prompts, plain, strict=True):
             text = torch.tensor([[*prompt, *out.token_ids]], device=target.device)
             logits = (model.decoder.logits(text)[0, len(prompt) - 1 : -1] for model in (target, rounded))
-            laws = [one.float().log_softmax(-1) for one in logits]
-            divergences.append((laws[0].exp() * (laws[0] - laws[1])).sum(-1).mean().item())
-            same.append((laws[0].argmax(-1) == laws[1].argmax(-1)).float().mean().item())
+            p, q = (model_logits.float().log_softmax(-1) for model_logits in logits)  # [tokens, vocabulary]
+            divergences.append((p.exp() * (p - q)).sum(-1).mean().item())
+            same.append((p.argmax(-1) == q.argmax(-1)).float().mean().item())
     print(
-        f"zoo:target in 8 bits against 16, on the text that 16 write: KL {statistics.fmean(divergences):.2e} "
-        f"nats a token (worst prompt {max(divergences):.2e}), the same choice for {statistics.fmean(same):.2%}"
+        f"zoo:target in 8 bits against 16 bits, on text that it writes in 16 bits: KL divergence "
+        f"{statistics.fmean(divergences):.2e} nats per token (worst prompt {max(divergences):.2e}), "
+        f"the same most likely token in {statistics.fmean(same):.2%}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     print(provenance())
     acceptance()
-    speed(given.rounds)
+    speed(args.rounds)
 
 
 if __name__ == "__main__":
