@@ -37,7 +37,7 @@ class ExportCommand(Command):
     that and the study's profile.jsonl has batches (profile --batches … --out RUN/profile.jsonl)."""
     lookahead: OptionalLookahead = None
     dtype: Dtype = None
-    """Precision: float32, bfloat16, float16 or int8, which no other engine reads. Default: the checkpoint's."""
+    """Precision: float32, bfloat16, float16 or int8. The last is refused. Default: the checkpoint's."""
     json_output: Json = False
     """Print {"folder", "command", "files", "advice"} and nothing else."""
 
