@@ -28,6 +28,7 @@ from shallowdraft.runs.trace import Trace
 
 if TYPE_CHECKING:
     from shallowdraft.shapes.shape import ModelShape
+    from shallowdraft.studying.search import Rung, ShapeCandidate
 
 
 def design(
@@ -130,47 +131,51 @@ def search(
     target writes to learn from, after beginnings from the folder `corpus` if there is one.
     """
     from shallowdraft.building.following import following_training, saying
-    from shallowdraft.building.token_store import open_store
     from shallowdraft.models.model import load
     from shallowdraft.profiling.latency_model import fit, observations
-    from shallowdraft.studying.search import Builder, Search, choose_candidates, plan_rungs, write_text
+    from shallowdraft.studying.search import choose_candidates, new_search, plan_rungs
 
     tried = parse_lookaheads(lookaheads)
     shapes, timed = _parents(target, as_list(parents) or [target], profile, device)
     model = fit(observations(timed, next(iter(shapes.values()))))
     best, whole = _best_at_hand(target, trace, timed, dtype, draft_dtype, device), open_trace(trace)
     files, say = RunFolder(Path(out)), saying(progress)
-    files.path.mkdir(parents=True, exist_ok=True)
-    trainable = load(target, "float32", device, trainable=True)
-    if not files.profile.exists():
-        shutil.copy(profile, files.profile)
+    _copy_profile(Path(profile), files)
     goal = best.prediction.tokens_per_s if best else None
     chosen = choose_candidates(shapes, model, timed, whole.mean_context, tried, goal, candidates, max_parameters)
     rungs = plan_rungs(len(chosen), tokens)
-    plan = ", then ".join(f"{rung.candidates} on {rung.tokens:,} tokens each" for rung in rungs)
-    say(f"{plan}; candidates: {', '.join(candidate.name for candidate in chosen)}")
-    beginnings = Path(corpus) if corpus else None
-    following(progress)("the target writes", write_text(trainable, files.path, generated, beginnings), generated)
-    builder = Builder(
-        target=trainable,
-        parents={name: load(name, "float32", device, trainable=True) for name in shapes},
-        store=open_store(files.path / "text"),
-        folder=files.path,
-        follow=following_training(progress),
-    )
-    winner = Search(
-        builder=builder,
-        engine=load(target, dtype, device),
+    say(_described(chosen, rungs))
+    winner = new_search(
+        target,
+        list(shapes),
+        files.path,
+        whole,
+        tried,
+        load_target=partial(load, dtype=dtype, device=device),
+        load_trainable=partial(load, dtype="float32", device=device, trainable=True),
         load_draft=partial(load_draft_model, dtype=draft_dtype or dtype, device=device),
-        trace=whole,
-        profile=files.profile,
-        lookaheads=tried,
-        follow=following(progress),
+        generated=generated,
+        corpus=Path(corpus) if corpus else None,
         executor=executor(cluster, device),
+        follow=following(progress),
+        follow_training=following_training(progress),
         say=say,
     ).run(chosen, rungs)
     draft = _copy_once(winner.folder, files.path / "draft")
     return SearchResult(winner.candidate.name, draft, tuple(read_search(files.search)), winner.record, best)
+
+
+def _described(candidates: "Sequence[ShapeCandidate]", rungs: "Sequence[Rung]") -> str:
+    """Return what a search is going to build, in words."""
+    plan = ", then ".join(f"{rung.candidates} on {rung.tokens:,} tokens each" for rung in rungs)
+    return f"{plan}; candidates: {', '.join(candidate.name for candidate in candidates)}"
+
+
+def _copy_profile(profile: Path, files: RunFolder) -> None:
+    """Copy the profile into the search's folder, where the times of what it builds are added, unless it is there."""
+    files.path.mkdir(parents=True, exist_ok=True)
+    if not files.profile.exists():
+        shutil.copy(profile, files.profile)
 
 
 def _copy_once(folder: Path, copy: Path) -> Path:

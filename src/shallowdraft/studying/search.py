@@ -338,3 +338,43 @@ def write_text(target: Model, folder: Path, tokens: int, corpus: Path | None) ->
         store = open_store(plain) if (plain / "store.json").exists() else write_store(corpus, tokenizer, plain)
     size = {"tokens": tokens, "prompt": OPENING, "length": SEQUENCE - OPENING, "rows": 64}
     yield from write_continuations(store, target.decoder, folder / "text", **size, seed=1)
+
+
+def new_search(
+    target: str,
+    parents: Sequence[str],
+    folder: Path,
+    trace: Trace,
+    lookaheads: Sequence[int],
+    *,
+    load_target: Callable[[str], Model],
+    load_trainable: Callable[[str], Model],
+    load_draft: Callable[[str], Model],
+    generated: int,
+    corpus: Path | None,
+    executor: Executor,
+    follow: Follow,
+    follow_training: Follow,
+    say: Callable[[str], None],
+) -> Search:
+    """Load the models, let the target write the text to learn from, and return the search that is ready to run."""
+    trainable = load_trainable(target)
+    follow("the target writes", write_text(trainable, folder, generated, corpus), generated)
+    builder = Builder(
+        target=trainable,
+        parents={name: load_trainable(name) for name in parents},
+        store=open_store(folder / "text"),
+        folder=folder,
+        follow=follow_training,
+    )
+    return Search(
+        builder=builder,
+        engine=load_target(target),
+        load_draft=load_draft,
+        trace=trace,
+        profile=RunFolder(folder).profile,
+        lookaheads=lookaheads,
+        follow=follow,
+        executor=executor,
+        say=say,
+    )
