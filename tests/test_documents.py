@@ -38,7 +38,7 @@ SLOW = r"shallowdraft (demo|serve|bench|pretrain|prune|distill)|shallowdraft des
 SMALLER = {
     "study": "--limit 2 --lookaheads 1:2 --max-new-tokens 14 --rounds 1 --live 1",
     "record": "--limit 3 --max-new-tokens 14",
-    "profile": "--lookaheads 1 4 --rounds 1 --contexts 16",
+    "profile": "--lookaheads 1,4 --rounds 1 --contexts 16",
     "generate": "--max-new-tokens 4",
     "skip-search": "--trials 1",
 }
@@ -47,8 +47,8 @@ SMALLER = {
 INSTEAD = {
     r"--tokens \d+": "--tokens 16384 --batch-tokens 2048 --sequence 64",  # hours of training
     r"--generated \d+": "--generated 16384",
-    r"--search": "--search --candidates 2 --tokens 20000 --text 20000",
-    r"--batches 1 4 16": "--batches 1 4 16 --rounds 1 --lookaheads 1 2 8",  # a quarter of an hour
+    r"--search": "--search --candidates 2 --tokens 20000 --generated 20000",
+    r"--batches 1 4 16": "--batches 1 4 16 --rounds 1 --lookaheads 1,2,8",  # a quarter of an hour
     r"--nproc-per-node 8": "--nproc-per-node 2",  # as many cores as a small machine has
     r"\bDIR\b": "target",
 }
