@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shallowdraft.building.following import following_training, saying
+from shallowdraft.building.following import following_training, saying_once
 from shallowdraft.building.output_folder import BuildResult
 from shallowdraft.building.pruning_stage import Method
 from shallowdraft.building.recipe import DistillationOptions, TrainingOptions
@@ -64,7 +64,7 @@ def pretrain(
         context=context,
         device=device,
         follow=following_training(progress),
-        say=saying(progress),
+        say=saying_once(progress),
     )
 
 
@@ -110,7 +110,7 @@ def prune(
         mask_tokens=mask_tokens,
         device=device,
         follow=following_training(progress),
-        say=saying(progress),
+        say=saying_once(progress),
     )
 
 
@@ -151,7 +151,7 @@ def distill(
         dtype=dtype,
         device=device,
         follow=following_training(progress),
-        say=saying(progress),
+        say=saying_once(progress),
     )
 
 
@@ -188,5 +188,5 @@ def train_heads(
         dtype=dtype,
         device=device,
         follow=following_training(progress),
-        say=saying(progress),
+        say=saying_once(progress),
     )

@@ -130,7 +130,7 @@ def search(
     candidates: shapes to begin with. tokens: tokens to distil on, over all candidates. generated: tokens that the
     target writes to learn from, after beginnings from the folder `corpus` if there is one.
     """
-    from shallowdraft.building.following import following_training, saying
+    from shallowdraft.building.following import following_training, saying_once
     from shallowdraft.models.model import load
     from shallowdraft.profiling.latency_model import fit, observations
     from shallowdraft.studying.search import choose_candidates, new_search, plan_rungs
@@ -139,7 +139,7 @@ def search(
     shapes, timed = _parents(target, as_list(parents) or [target], profile, device)
     model = fit(observations(timed, next(iter(shapes.values()))))
     best, whole = _best_at_hand(target, trace, timed, dtype, draft_dtype, device), open_trace(trace)
-    files, say = RunFolder(Path(out)), saying(progress)
+    files, say = RunFolder(Path(out)), saying_once(progress)
     _copy_profile(Path(profile), files)
     goal = best.prediction.tokens_per_s if best else None
     chosen = choose_candidates(shapes, model, timed, whole.mean_context, tried, goal, candidates, max_parameters)

@@ -5,10 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from shallowdraft.display.progress import Progress, notes
 from shallowdraft.errors import OptionError
 from shallowdraft.limits import MAX_LOOKAHEAD
-from shallowdraft.progress import Say, say_nothing
 from shallowdraft.runs.profile import Profile, read_profile
 from shallowdraft.runs.trace import Trace, read_trace
 
@@ -112,11 +110,6 @@ def executor(cluster: str | None, device: str | None) -> "Executor":
     if cluster is None:
         return Here()
     return Cluster(cluster, gpus=int(resolve_device(device).type == "cuda"))
-
-
-def saying(progress: Progress) -> Say:
-    """Return what tells the user sentences: on stderr, or nowhere if progress is silent."""
-    return say_nothing if progress is False else lambda text: notes([text])
 
 
 def require_at_least(least: int, **options: int) -> None:

@@ -19,10 +19,9 @@ from shallowdraft.api.inputs import (
     parse_lookaheads,
     require_at_least,
     require_lookahead,
-    saying,
     shape_of,
 )
-from shallowdraft.display.progress import Progress, following
+from shallowdraft.display.progress import Progress, following, saying
 from shallowdraft.errors import OptionError, ShallowdraftError
 from shallowdraft.results import DraftPrediction, DraftReplay, DraftTree, Predictions, Replays
 from shallowdraft.runs.profile import Profile

@@ -15,9 +15,8 @@ from shallowdraft.api.inputs import (
     open_trace,
     require_at_least,
     require_lookahead,
-    saying,
 )
-from shallowdraft.display.progress import Progress, following
+from shallowdraft.display.progress import Progress, following, saying
 from shallowdraft.errors import OptionError
 from shallowdraft.results import BenchResult, ReportFiles, Run
 from shallowdraft.runs.accuracy import AccuracyResult, DraftScores, TaskScore, write_accuracy

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 
 from shallowdraft.display.interruption import noted, obey
-from shallowdraft.display.progress import Progress, notes, shown_by
+from shallowdraft.display.progress import Progress, saying, shown_by
 from shallowdraft.distributed import is_first, processes
 from shallowdraft.progress import Follow, Say, run_silently, say_nothing
 
@@ -31,13 +31,6 @@ def following_training(progress: Progress) -> Follow:
     return follow
 
 
-def saying(progress: Progress) -> Say:
-    """Return what prints sentences on stderr in the first process, unless progress is silent."""
-    if progress is False:
-        return say_nothing
-
-    def say(text: str) -> None:
-        if is_first():
-            notes([text])
-
-    return say
+def saying_once(progress: Progress) -> Say:
+    """Return what tells the user sentences in the first process only."""
+    return saying(progress) if is_first() else say_nothing

@@ -65,12 +65,18 @@ class DesignCommand(ClusterCommand):
             raise OptionError("--cluster is for --search, all else is quick; leave one out or give both")
         self.set_threads()
         if self.search:
-            searched = search(**self.arguments(search))
-            print(json.dumps(searched.to_json())) if self.json_output else show_search(searched)
+            drafts = search(**self.arguments(search))
+            if self.json_output:
+                print(json.dumps(drafts.to_json()))
+            else:
+                show_search(drafts)
             return 0
         parent = self.parents[0] if self.parents else None
-        designed = design(**self.arguments(design) | {"parent": parent})
-        print(json.dumps(designed.to_json())) if self.json_output else show(designed)
+        shapes = design(**self.arguments(design) | {"parent": parent})
+        if self.json_output:
+            print(json.dumps(shapes.to_json()))
+        else:
+            show(shapes)
         return 0
 
 

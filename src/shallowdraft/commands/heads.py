@@ -33,7 +33,9 @@ class HeadsCommand(DistillingCommand):
 
     def show(self, result: "BuildResult") -> None:
         super().show(result)
-        from shallowdraft.building.following import saying
+        from shallowdraft.building.following import saying_once
 
         if not result.finished_before:
-            saying(True)(f"shallowdraft generate --target {self.target} --drafter medusa --heads {self.out} uses them")
+            saying_once(True)(
+                f"shallowdraft generate --target {self.target} --drafter medusa --heads {self.out} uses them"
+            )

@@ -83,8 +83,7 @@ class PredictCommand(DraftCommand):
         assert self.trace is not None
         assert self.profile is not None
         self.set_threads()
-        options = self.arguments(predict) | {"drafts": self.drafts or None}
-        result = predict(self.trace, **{name: value for name, value in options.items() if name != "replays"})
+        result = predict(self.trace, **self.arguments(predict) | {"drafts": self.drafts or None})
         notes(result.notes)
         return result
 

@@ -34,7 +34,7 @@ class PruneCommand(DistillingCommand):
     """Say what it costs and takes, and stop."""
 
     def run(self) -> int:
-        from shallowdraft.building.following import following_training, saying
+        from shallowdraft.building.following import following_training, saying_once
         from shallowdraft.building.pruning_stage import estimate_pruning
         from shallowdraft.building.recipe import DistillationOptions
 
@@ -47,7 +47,7 @@ class PruneCommand(DistillingCommand):
             | {
                 "options": DistillationOptions(**self.arguments(DistillationOptions)),
                 "follow": following_training(True),
-                "say": saying(True),
+                "say": saying_once(True),
             }
         )
         if self.json_output and is_first():

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 
-from shallowdraft.progress import Follow, StepsDone, run_silently
+from shallowdraft.progress import Follow, Say, StepsDone, run_silently, say_nothing
 
 Progress = bool | Callable[[str, int, int], None]
 """How to show progress: True draws bars on stderr or in the notebook, False shows nothing; a function is called with
@@ -93,6 +93,11 @@ def shown(name: str, steps: Iterable[int], total: int) -> Generator[int, None, N
             steps.close()
     if figures and line != printed:
         console.print(line, style="dim", soft_wrap=True)
+
+
+def saying(progress: Progress) -> Say:
+    """Return what tells the user sentences: on stderr, or nowhere if progress is silent."""
+    return say_nothing if progress is False else lambda text: notes([text])
 
 
 def notes(lines: Iterable[str]) -> None:
